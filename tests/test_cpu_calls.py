@@ -21,12 +21,12 @@ from training_runs import prepare
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.codegen import generate, items, loops, workspace
 from adtrain.backends.cpu.compiler import FLAGS, NATIVE, PROGRAM
 from adtrain.core import poison
 from adtrain.core.staging import stage
 from adtrain.export.c import source
+from adtrain.files import asset_path
 from adtrain.passes.plan_memory import plan_memory
 
 KINDS = ("gcc", "clang")

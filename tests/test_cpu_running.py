@@ -24,7 +24,6 @@ from waiting import PATIENCE
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import items, loops
 from adtrain.backends.cpu.compiled_program import CompiledProgram, _pages
@@ -35,6 +34,7 @@ from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.core.trace import scope
+from adtrain.files import asset_path
 
 pytestmark = pytest.mark.compiled
 

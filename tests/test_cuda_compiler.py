@@ -21,7 +21,6 @@ from cuda_samples import TARGETS, representative, sources
 from test_cuda_sources import EXCHANGES, kernel_functions
 from waiting import PATIENCE
 
-from adtrain.assets import asset_path
 from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda import TARGETS as BY_ARCHITECTURE
 from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
@@ -30,6 +29,7 @@ from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import Target, memory_layout
+from adtrain.files import asset_path
 
 needs_nvrtc = pytest.mark.needs_nvrtc
 

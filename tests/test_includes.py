@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler as c_compiler
 from adtrain.backends.cpu.compiler import Source as CSource
 from adtrain.backends.cuda import compiler as cuda_compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.includes import Includes, names, search_folders
+from adtrain.cache import Includes, names, search_folders
+from adtrain.files import asset_path
 
 # For each case the kernel, the other files, and the files that an edit changes or makes.
 CASES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {

@@ -26,15 +26,10 @@ PACKAGE = Path(adtrain.__file__).parent
 
 # What each part may import besides itself, as docs/design.md draws it. "adtrain" is the package's __init__.py.
 HELPERS = {
-    "assets",
     "cache",
     "docstrings",
     "files",
     "lazy",
-    "includes",
-    "invocation",
-    "percentiles",
-    "table",
     "templates",
     "text",
     "version",
@@ -42,12 +37,11 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "equations", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core includes invocation lazy percentiles text version", set()),
+    ("child_process core lazy text version", set()),
     ("metrics", set()),
     ("signals", set()),
-    ("table", {"text"}),
-    ("templates", {"invocation", "text"}),
-    ("lowering option_types passes assets equations", {"core"}),
+    ("templates", {"text"}),
+    ("lowering option_types passes equations", {"core"}),
     ("files", {"core", "text"}),
     ("extend", {"core", "passes"}),
     ("codegen", {"core", "passes"}),
@@ -59,7 +53,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("cases", {"core", "ops", "samplers"}),
     ("jitted", {"core", "passes"}),
     ("curvature", {"core", "ops", "jitted", "option_types", "passes"}),
-    ("custom_ops", {"core", "ops", "cache", "includes", "plugins"}),
+    ("custom_ops", {"core", "ops", "cache", "plugins"}),
     ("plugins", {"core"}),
     ("register", MODEL | {"config", "custom_ops", "metrics", "plugins"}),
     (

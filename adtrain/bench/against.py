@@ -24,7 +24,7 @@ from adtrain.bench.timing.protocol import Protocol, observed_load
 from adtrain.bench.timing.sampling import Time
 from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, absent, ratio_headline
 from adtrain.sweeps.members import with_seeds
-from adtrain.table import COUNT, TEXT, CellFormat
+from adtrain.text import COUNT, TEXT, CellFormat
 
 
 class SystemTime(NamedTuple):

@@ -27,7 +27,7 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.table import TEXT, CellFormat
+from adtrain.text import TEXT, CellFormat
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from adtrain.bench.timing.roofline import Rates
 from adtrain.bench.timing.sampling import NOISY, Time
-from adtrain.table import CellFormat
+from adtrain.text import CellFormat
 
 
 def milliseconds(ms: float) -> str:

@@ -26,7 +26,7 @@ from adtrain.bench.timing.machine import thread_count
 from adtrain.bench.timing.protocol import observed_load
 from adtrain.bench.timing.sampling import in_turns
 from adtrain.bench.view import Column, Note, Part, Section, Table, View, absent
-from adtrain.table import TEXT, CellFormat
+from adtrain.text import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""

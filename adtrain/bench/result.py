@@ -11,7 +11,7 @@ from adtrain.bench.timing.protocol import Protocol
 from adtrain.bench.timing.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import View
 from adtrain.config.records import plain
-from adtrain.invocation import Invocation
+from adtrain.templates import Invocation
 
 
 class NamedTime(NamedTuple):

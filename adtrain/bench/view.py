@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
-from adtrain import table
+from adtrain import text
 from adtrain.bench.cells import RATE, Ratio, launch, of_peak
 from adtrain.bench.timing.sampling import Time
-from adtrain.table import TEXT, Row
+from adtrain.text import TEXT, Row
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -26,7 +26,7 @@ MINOR_RANK = 3
 
 
 @dataclass(frozen=True)
-class Column(table.Column[Row]):
+class Column(text.Column[Row]):
     """A column of a table, with what a page shows of it.
 
     Attributes:

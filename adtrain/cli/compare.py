@@ -19,7 +19,7 @@ from adtrain.config.problems import known
 from adtrain.sweeps.finished import finished_results
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
-from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
+from adtrain.text import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
 

@@ -21,7 +21,7 @@ from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, print_json, progress, s
 from adtrain.config.problems import known, shortened
 from adtrain.distributed.environment import place
 from adtrain.files import expect_writable
-from adtrain.table import terminal_width
+from adtrain.text import terminal_width
 
 if TYPE_CHECKING:
     from adtrain.bench.result import Result

@@ -52,8 +52,7 @@ from adtrain.sweeps.session import (
     reopened,
     together_of,
 )
-from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
-from adtrain.text import counted, mebibytes
+from adtrain.text import TEXT, CellFormat, Column, counted, mebibytes, render, terminal_width
 from adtrain.training import Trust, scores
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from adtrain.assets import asset_path
 from adtrain.config.problems import PathParts
 from adtrain.config.source import Node
+from adtrain.files import asset_path
 
 Names = tuple[str, ...]
 

@@ -13,7 +13,7 @@ from adtrain.graphs.formats import Graph
 from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, shape_text, text_height, text_width
 from adtrain.nn.describe import LayerRow
 from adtrain.nn.module import pair, size_text
-from adtrain.table import COUNT, TEXT, Column, render
+from adtrain.text import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "convolution": (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d),

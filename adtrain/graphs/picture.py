@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adtrain.graphs.details import Statistics
-from adtrain.table import shorten
+from adtrain.text import shorten
 
 Point = tuple[float, float]
 

@@ -20,16 +20,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from adtrain import includes
-from adtrain.assets import asset_path
 from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
 from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
-from adtrain.cache import digest, open_cache
+from adtrain.cache import Includes, digest, included_names, open_cache
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
 from adtrain.core.kernel import MemoryLayout
 from adtrain.core.timeline import report_status
-from adtrain.includes import Includes
+from adtrain.files import asset_path
 
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
 """The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
@@ -205,7 +203,7 @@ def included(source: Source) -> list[tuple[str, str]]:
     if (folder := _users_folder(source)) is not None:
         texts += [path.read_text(errors="replace") for path in Includes().files(source.text, folder)]
     while texts:
-        for name in includes.names(texts.pop()):
+        for name in included_names(texts.pop()):
             if name in headers and name not in found:
                 found[name] = headers[name]
                 texts.append(headers[name])

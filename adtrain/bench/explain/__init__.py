@@ -27,9 +27,8 @@ from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table,
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.invocation import Invocation, invocation
-from adtrain.table import PERCENT, TEXT, CellFormat
-from adtrain.text import counted, mebibytes, short
+from adtrain.templates import Invocation, invocation
+from adtrain.text import PERCENT, TEXT, CellFormat, counted, mebibytes, short
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary

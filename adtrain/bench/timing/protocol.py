@@ -16,8 +16,8 @@ from adtrain.bench.timing.machine import busy_cores, describe_cpu, is_busy
 from adtrain.bench.timing.roofline import Roofline
 from adtrain.config.values import Duration
 from adtrain.core.backend import backend
-from adtrain.invocation import invocation
 from adtrain.option_types import Size
+from adtrain.templates import invocation
 
 PACKAGE = Path(adtrain.__file__).parent
 

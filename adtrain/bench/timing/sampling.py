@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar
 
 from adtrain.config.values import Milliseconds
 from adtrain.core.errors import AdtrainError
-from adtrain.percentiles import percentiles
+from adtrain.metrics import percentiles
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -5,15 +5,17 @@ A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsa
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from adtrain.invocation import invocation
 from adtrain.text import visible
 
 
@@ -49,3 +51,17 @@ bar, breakable, facts, key, note, notice, section, table, tiles = (
     for name in ("bar", "breakable", "facts", "key", "note", "notice", "section", "table", "tiles")
 )
 """Building blocks of pages: the macros of `parts.html.j2` as functions."""
+
+
+class Invocation(NamedTuple):
+    """A time in UTC as ISO 8601, and a command line."""
+
+    date: str
+    command: str
+
+
+def invocation() -> Invocation:
+    """The time of this call, and the command line of this process."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
