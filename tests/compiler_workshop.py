@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
+from adtrain import files
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.compiler import Source
 

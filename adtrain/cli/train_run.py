@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any, TypeAlias, TypeVar
 
 from adtrain import training
-from adtrain.bench.timing import roofline
+from adtrain.bench import machine
 from adtrain.cli.options import resolve_tuned_device
 from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
 from adtrain.config import Config
@@ -90,7 +90,7 @@ def plan_of(experiment: Experiment, device: str, path: Path | None) -> dict[str,
 
 def peak_of(cfg: Config, device: str) -> float | None:
     """The device's measured FLOP a second of products in the precision of the config; None if it was not measured."""
-    peak = roofline.known(device)
+    peak = machine.known_roofline(device)
     if peak is None:
         return None
     return 1e9 * peak.gflops_per_s.get(cfg.training.precision, peak.gflops_per_s["float32"])
