@@ -5,7 +5,7 @@ All systems start from the same weights and use the same batches. A step gathers
 float32, in the device's memory, normalises it, and runs forward pass, loss, backward pass, clipping and an update at a
 constant rate. The host waits for the device only when it reads the loss of the last step.
 
-Systems share containers and layers of a model, operations, and optimizers, over `numpy`, `jax.numpy` or `torch` as `xp`.
+Systems share containers and layers of a model, operations, and optimizers, over `numpy`, `jax.numpy` or `torch`: `xp`.
 """
 
 from __future__ import annotations

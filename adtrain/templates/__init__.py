@@ -1,6 +1,7 @@
 """The templates of all HTML pages (Jinja2, with their CSS and JavaScript), of pictures (SVG), and of exported C.
 
-A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsafe.Markup`.
+A page extends `page.html.j2`, and says when and by which command it was made. Values are escaped; HTML is of the type
+`markupsafe.Markup`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from adtrain.text import visible
+
+
+class Invocation(NamedTuple):
+    """A time in UTC as ISO 8601, and a command line."""
+
+    date: str
+    command: str
+
+
+def invocation() -> Invocation:
+    """The time of this call, and the command line of this process."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
 
 
 @cache
@@ -51,17 +66,3 @@ bar, breakable, facts, key, note, notice, section, table, tiles = (
     for name in ("bar", "breakable", "facts", "key", "note", "notice", "section", "table", "tiles")
 )
 """Building blocks of pages: the macros of `parts.html.j2` as functions."""
-
-
-class Invocation(NamedTuple):
-    """A time in UTC as ISO 8601, and a command line."""
-
-    date: str
-    command: str
-
-
-def invocation() -> Invocation:
-    """The time of this call, and the command line of this process."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
