@@ -23,7 +23,7 @@ import numpy as np
 from adtrain.augment import Batch
 from adtrain.cases import Case
 from adtrain.config import Config, build
-from adtrain.config.equation_terms import Equations
+from adtrain.config.specs import Equations
 from adtrain.core import poison, tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import grad, vjp

@@ -11,7 +11,7 @@ from config_files import FULL, small
 
 from adtrain.cli import schema
 from adtrain.config import Config, explain, keys, packaged, specs
-from adtrain.config.equation_terms import Equations, Term
+from adtrain.config.specs import Equations, Term
 from adtrain.files import asset_path
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]

@@ -14,11 +14,11 @@ import pytest
 from command_line import invoke
 from training_runs import write_config
 
+import adtrain.__main__ as startup
 from adtrain import signals
 from adtrain.backends.cpu.compiler import CompilerKilled, find_compiler
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.cache import open_cache
-from adtrain.cli import startup
 from adtrain.cli.main import NO_THREADS, described
 
 

@@ -16,7 +16,7 @@ from adtrain.api.model import Model
 from adtrain.config.records import plain
 from adtrain.core.array import type_with_article
 from adtrain.core.errors import AdtrainError
-from adtrain.report.curves import SCORES, Curve, Panel
+from adtrain.report.record import SCORES, Curve, Panel
 from adtrain.templates import macro
 from adtrain.text import visible
 from adtrain.training import Epoch, Interval, Observer, Score, Summary, TrainState

@@ -26,7 +26,7 @@ from adtrain.backends.cpu.threads import usable_cores
 from adtrain.bench import sampling
 from adtrain.bench.sampling import measure, rate
 from adtrain.cache import digest, find_document, store_document
-from adtrain.config.values import Duration
+from adtrain.config.records import Duration
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage

@@ -12,7 +12,7 @@ from math import comb
 from time import perf_counter, sleep
 from typing import TypeAlias, TypeVar
 
-from adtrain.config.values import Milliseconds
+from adtrain.config.records import Milliseconds
 from adtrain.core.errors import AdtrainError
 from adtrain.metrics import percentiles
 

@@ -31,7 +31,7 @@ from adtrain.cli.options import (
     trust_option,
 )
 from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
-from adtrain.config.differences import rounded_text
+from adtrain.config.problems import rounded_text
 from adtrain.config.records import plain
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError

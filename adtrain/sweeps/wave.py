@@ -19,8 +19,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.curvature import is_of_loss
 from adtrain.data import Split
 from adtrain.metrics import Metric, MetricValue
-from adtrain.sweeps.inputs import EpochInputs, WaveInputs
-from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.members import EpochInputs, Group, Member, WaveInputs
 from adtrain.sweeps.records import MemberEpoch, OnTest
 from adtrain.sweeps.step import Tally, empty_tally, zero_member_totals
 from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_of_loss, metrics_on

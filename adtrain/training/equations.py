@@ -12,8 +12,8 @@ import numpy as np
 from adtrain import nn, ops
 from adtrain.augment import Batch, Drawn, Resampled
 from adtrain.config import Config
-from adtrain.config.equation_terms import Equations
 from adtrain.config.equations import expressions, names, reference
+from adtrain.config.specs import Equations
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import Recording
 from adtrain.core.forward import jet

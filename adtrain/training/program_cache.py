@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from adtrain.cache import digest, open_cache
-from adtrain.config.family import Spec
+from adtrain.config.specs import Spec
 from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import PRIMITIVES, Primitive

@@ -13,7 +13,7 @@ import numpy as np
 from adtrain import nn
 from adtrain.config import records
 from adtrain.config.document import Data
-from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
+from adtrain.config.records import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
 from adtrain.metrics import ByClass, percentiles

@@ -27,7 +27,7 @@ from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
-from adtrain.nn.describe import layers
+from adtrain.nn.network import layers
 from adtrain.sweeps.members import Group, groups_of, members_of
 
 Arrays: TypeAlias = dict[str, Any]

@@ -1,21 +1,75 @@
-"""Low-rank adaptation of a network: weights that stay as they are, plus trained products of two small matrices."""
+"""What is done with a whole network: the rows of its summary, and low-rank adaptation.
+
+The summary is computed from shapes; nothing is allocated. Low-rank adaptation leaves weights as they are, and trains
+products of two small matrices that are added to them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import OptionError
-from adtrain.nn.attention import MultiheadAttention
-from adtrain.nn.containers import Sequential
-from adtrain.nn.describe import layers
+from adtrain.nn.attention import MultiheadAttention, TransformerLayer
+from adtrain.nn.containers import Container, Sequential
 from adtrain.nn.init import drawn
 from adtrain.nn.linear import A, B, Linear
 from adtrain.nn.module import Module, Params, Shape, State
+
+CHILD_NAMES = {"body", "shortcut", *TransformerLayer.CHILDREN}
+"""The names of children that are not numbers."""
+
+
+class LayerRow(NamedTuple):
+    """One layer: dotted name in the model, kind, shape of one output sample, number of parameters."""
+
+    name: str
+    kind: str
+    output_shape: Shape
+    parameters: int
+
+
+def describe(model: Module, shape: Shape) -> list[LayerRow]:
+    """One row for each layer, in the order they run, for input samples of `shape`; containers are expanded.
+
+    Raises ShapeError if a layer does not fit its input.
+    """
+    model.output_shape(shape)
+    return [
+        LayerRow(name, layer.kind(), layer.output_shape(size), sum(map(prod, layer.parameter_shapes(size).values())))
+        for name, layer, size in layers(model, shape)
+    ]
+
+
+def layers(module: Module, shape: Shape, name: str = "") -> Iterator[tuple[str, Module, Shape]]:
+    """Each layer with its name and the shape of an input sample, in the order they run; containers are expanded."""
+    if isinstance(module, Container):
+        for child_name, child, child_shape in module.children(shape):
+            yield from layers(child, child_shape, f"{name}.{child_name}" if name else child_name)
+    else:
+        yield name, module, shape
+
+
+def count_parameters(params: Params) -> int:
+    """The number of elements in a tree of arrays."""
+    return sum(leaf.size for leaf in tree.leaves(params))
+
+
+def layer_of(scope: str) -> tuple[str, str]:
+    """The layer's name and kind in a scope: ("2.body.0", "conv2d") for "2.residual.body.0.conv2d".
+
+    A scope that is not a layer's, such as "loss", is returned as the name, with kind "".
+    """
+    parts = scope.split(".")
+    names = [part for part in parts if part.isdigit() or part in CHILD_NAMES]
+    return (".".join(names), parts[-1]) if names else (scope, "")
 
 
 @dataclass(frozen=True, init=False, repr=False)
