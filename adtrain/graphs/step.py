@@ -21,10 +21,9 @@ from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Pass
 from adtrain.graphs.details import Kernel, Statistics, kernels, value_statistics
-from adtrain.graphs.formats import Graph
 from adtrain.graphs.ladder import Ladder
 from adtrain.graphs.layout import ladder_picture
-from adtrain.graphs.picture import Picture
+from adtrain.graphs.picture import Graph, Picture
 from adtrain.graphs.roles import NO_FOLDS, Place, Roles, flat, folds, program_text
 from adtrain.jitted import Jitted, jit
 from adtrain.passes import SIMPLIFY
