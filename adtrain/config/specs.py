@@ -1,4 +1,6 @@
-"""Layers, losses, optimizers, schedules, augmentations, data sets and metrics in a config: a name and its options.
+"""A spec: a class or function that a config names, and its options. A family: the specs that may stand in one place.
+
+Families are layers, losses, optimizers, schedules, augmentations, data sets, metrics and terms of equations:
 
     relu                              the name alone
     linear: 128                       the value of the first option

@@ -58,9 +58,8 @@ from adtrain.nn.conv import (
     MaxPool2d,
     Upsample,
 )
-from adtrain.nn.fields import FourierFeatures, HashGrid, Sine
 from adtrain.nn.init import ConvInit, WeightInit
-from adtrain.nn.linear import Embedding, Linear
+from adtrain.nn.linear import Embedding, FourierFeatures, HashGrid, Linear, Sine
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, Token, with_weights
 from adtrain.nn.network import (
     LayerRow,
