@@ -132,10 +132,10 @@ def test_the_installed_version_equals_the_packages_version() -> None:
 
 @pytest.mark.parametrize("folder", get_args(files.Folder))
 def test_packaged_folders_are_complete(folder: files.Folder) -> None:
-    def files(root: Path) -> set[str]:
+    def inside(root: Path) -> set[str]:
         return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
-    assert files(files.asset_path(folder)) == files(CHECKOUT / folder) != set()
+    assert inside(files.asset_path(folder)) == inside(CHECKOUT / folder) != set()
 
 
 def test_assets_inside_the_package_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
