@@ -104,7 +104,7 @@ def generate(
     content = None if weights is None else weights_file(code.arrays)
     values = _values(path, found, about, content, step)
     values |= {"constants": constants, "features": _features(trained)}
-    source, header = (environment().get_template(f"network.{kind}.j2").render(values) for kind in "ch")
+    source, header = (environment().get_template("network.c.j2").render(values, part=part) for part in "ch")
     return Files(source, header, content, code.bytes, constants, found)
 
 
