@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.text import TEXT, Column, counted, render, visible
+from adtrain.table import TEXT, Column, render
+from adtrain.text import counted, visible
 
 any_text = st.text(st.characters(), max_size=30)  # includes halves of surrogate pairs
 letters = st.text(st.characters(categories=["L", "M", "N", "P", "S", "Zs", "Co"]), max_size=30)

@@ -38,7 +38,7 @@ from adtrain.bench.view import (
     ratio_headline,
 )
 from adtrain.sweeps.members import with_seeds
-from adtrain.text import COUNT, TEXT, CellFormat
+from adtrain.table import COUNT, TEXT, CellFormat
 
 
 class SystemTime(NamedTuple):

@@ -26,7 +26,7 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 
 
 @dataclass(frozen=True)

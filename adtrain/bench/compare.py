@@ -26,7 +26,7 @@ from adtrain.config.problems import dotted
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 
 KINDS: dict[str, type[TimedResult]] = {
     kind.kind: kind for kind in (Ops, Candidates, Step, Scaling, Startup, Against, Devices, Race)

@@ -45,7 +45,7 @@ from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
 from adtrain.passes import ALL
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.step import empty_log, repeated
 
 

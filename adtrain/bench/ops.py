@@ -47,7 +47,7 @@ from adtrain.custom_ops import OwnOp
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.report.plot import Point
 from adtrain.samplers import Sampler
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 
 PASSES = (simplify_reshapes, merge_common_subexpressions, remove_dead_code, fuse)
 """The passes of a training step without `fold_constants`, because a gradient's residuals are constants here."""

@@ -24,7 +24,7 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, started
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.sampling import in_turns
 from adtrain.bench.view import ERROR, FACTOR, Column, Note, Part, Section, Table, View, absent
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")
 """Overrides for the comparison of the first losses, in which schedule and random numbers have no part."""

@@ -27,7 +27,7 @@ from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tile
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed import launch
-from adtrain.text import COUNT, PERCENT, TEXT, CellFormat
+from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 
 WORKER_SECONDS = 600
 SCALINGS = ("weak", "strong")

@@ -32,7 +32,7 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.sampling import in_turns
 from adtrain.bench.view import Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
-from adtrain.text import TEXT, CellFormat
+from adtrain.table import TEXT, CellFormat
 from adtrain.training.summary import SUMMARY
 
 CACHES = {

@@ -47,7 +47,8 @@ from adtrain.core.backend import KernelRun, backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
 from adtrain.core.staging import Staged
-from adtrain.text import COUNT, PERCENT, TEXT, CellFormat, mebibytes
+from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
+from adtrain.text import mebibytes
 from adtrain.training import Experiment, Mode, continuation
 from adtrain.training.costs import PHASES, planned_peak
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from adtrain import text
+from adtrain import table
 from adtrain.bench.result import Result, TimedResult, outliers, timings, warnings
 from adtrain.bench.view import Note, Part, Section, Table
 
@@ -32,7 +32,7 @@ def parts(found: Iterable[Part], width: int) -> Iterator[str]:
             yield ""
             yield from wrapped(filter(None, [part.title]), width)
             shown = [column for column in part.columns if column.where != "page"]
-            yield from text.render(shown, part.rows, width, part.sums)
+            yield from table.render(shown, part.rows, width, part.sums)
             yield from wrapped(part.notes, width)
 
 

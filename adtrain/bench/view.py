@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
-from adtrain import text
+from adtrain import table
 from adtrain.bench.machine import Rates
 from adtrain.bench.sampling import NOISY, Time
-from adtrain.text import TEXT, CellFormat, Row
+from adtrain.table import TEXT, CellFormat, Row
 
 
 def milliseconds(ms: float) -> str:
@@ -117,7 +117,7 @@ MINOR_RANK = 3
 
 
 @dataclass(frozen=True)
-class Column(text.Column[Row]):
+class Column(table.Column[Row]):
     """A column of a table, with what a page shows of it.
 
     Attributes:

@@ -14,11 +14,12 @@ import click
 from adtrain.cli.options import RunPath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import is_sweep
-from adtrain.config.problems import differences, known, rounded_text, value_text
+from adtrain.config.problems import known
+from adtrain.config.records import differences, rounded_text, value_text
 from adtrain.sweeps.finished import finished_results
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults
-from adtrain.text import COUNT, TEXT, CellFormat, Column, render, terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import ClassScore, Summary, model_file, read_metrics, scores
 from adtrain.training.summary import read_summary
 

@@ -28,7 +28,8 @@ from adtrain.data.images import contact_sheet
 from adtrain.data.split import Labels, Split, chunks
 from adtrain.data.statistics import digits
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, shown
-from adtrain.text import COUNT, PERCENT, TEXT, Column, counted, first_names, render, terminal_width
+from adtrain.table import COUNT, PERCENT, TEXT, Column, render, terminal_width
+from adtrain.text import counted, first_names
 
 MOST_ROWS = 30
 FEW = 10

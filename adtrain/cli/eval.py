@@ -30,7 +30,8 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data import Split
 from adtrain.sweeps import finished
 from adtrain.sweeps.session import reopened
-from adtrain.text import COUNT, TEXT, CellFormat, Column, counted, render, terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
+from adtrain.text import counted
 from adtrain.training import model_file, scores
 from adtrain.training.evaluation import Influenced, influence, metrics_of, named_metrics
 

@@ -15,7 +15,8 @@ from adtrain.cli.options import ConfigName, OneOf, device_option, json_option, o
 from adtrain.cli.output import print_json, show
 from adtrain.gradcheck import Row
 from adtrain.plugins import find
-from adtrain.text import TEXT, CellFormat, Column, counted, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
+from adtrain.text import counted
 
 ORDERS = (1, 2, 3, 4)
 OUTCOME: tuple[Column[Row], ...] = (

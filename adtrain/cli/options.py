@@ -7,10 +7,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -21,7 +20,6 @@ from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, print_json, progress, s
 from adtrain.config.problems import known, shortened
 from adtrain.distributed.environment import place
 from adtrain.files import expect_writable
-from adtrain.text import terminal_width
 
 if TYPE_CHECKING:
     from adtrain.bench.result import Result
@@ -459,8 +457,7 @@ def refusing(rule: Callable[..., Refusals]) -> Callable[[Callable[..., None]], C
     return decorate
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """The options about the result of a command that measures: text, JSON, and a page."""
 
     as_json: bool
@@ -469,6 +466,7 @@ class Output:
 
     def write(self, result: Result) -> None:
         from adtrain.bench import page, text
+        from adtrain.table import terminal_width
 
         values = result.to_json()
         if self.as_json:

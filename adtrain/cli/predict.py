@@ -19,7 +19,7 @@ from adtrain.cli.output import note_epoch, note_precision, print_json, print_tex
 from adtrain.data import DataError, text_file
 from adtrain.data.statistics import digits
 from adtrain.data.tokenizer import shown
-from adtrain.text import TEXT, CellFormat, Column, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
 from adtrain.training import Trust, inputs, model_file, sampling
 from adtrain.training.evaluation import predictions
 from adtrain.training.inputs import Choice, ImageOptions

@@ -14,7 +14,8 @@ from adtrain.cli.options import ConfigName, json_option, plugin_option, set_opti
 from adtrain.cli.output import print_json, show
 from adtrain.config import Config
 from adtrain.nn.module import size_text
-from adtrain.text import COUNT, TEXT, CellFormat, Column, counted, render, short, terminal_width
+from adtrain.table import COUNT, TEXT, CellFormat, Column, render, terminal_width
+from adtrain.text import counted, short
 from adtrain.training import StepCosts
 from adtrain.training.costs import LayerCost, Total
 

@@ -31,8 +31,7 @@ from adtrain.cli.options import (
     trust_option,
 )
 from adtrain.cli.output import is_quiet, is_silent, message, print_json, progress, show
-from adtrain.config.problems import rounded_text
-from adtrain.config.records import plain
+from adtrain.config.records import plain, rounded_text
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.environment import place
@@ -52,7 +51,8 @@ from adtrain.sweeps.session import (
     reopened,
     together_of,
 )
-from adtrain.text import TEXT, CellFormat, Column, counted, mebibytes, render, terminal_width
+from adtrain.table import TEXT, CellFormat, Column, render, terminal_width
+from adtrain.text import counted, mebibytes
 from adtrain.training import Trust, scores
 
 

@@ -27,7 +27,8 @@ from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
-from adtrain.text import PERCENT, TEXT, CellFormat, Column, broken, counted, mebibytes, render, short, terminal_width
+from adtrain.table import PERCENT, TEXT, CellFormat, Column, broken, render, terminal_width
+from adtrain.text import counted, mebibytes, short
 from adtrain.training import Experiment, Observer, RunFolder, scores, tensorboard
 from adtrain.training.costs import too_large
 from adtrain.training.loop import any_rank, largest

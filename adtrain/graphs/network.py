@@ -24,7 +24,7 @@ from adtrain.graphs.picture import (
 )
 from adtrain.nn.module import pair, size_text
 from adtrain.nn.network import LayerRow
-from adtrain.text import COUNT, TEXT, Column, render
+from adtrain.table import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {
     "convolution": (nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d),

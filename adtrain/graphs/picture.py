@@ -13,8 +13,8 @@ from pathlib import Path
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.graphs.details import Kernel, Statistics
+from adtrain.table import shorten
 from adtrain.templates import environment, macro
-from adtrain.text import shorten
 
 Point = tuple[float, float]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import config
-from adtrain.config.problems import differences, rounded_text, value_text
+from adtrain.config.records import differences, rounded_text, value_text
 from adtrain.metrics import ByClass
 from adtrain.report import classes, functions, tables
 from adtrain.report.plot import BOTTOM, TOP, Axis, Drawing, Point, log_ticks

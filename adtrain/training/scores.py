@@ -11,7 +11,7 @@ from adtrain.config.records import Measured
 from adtrain.data.errors import printable
 from adtrain.metrics import AMOUNT, SCALES, ByClass, Scale
 from adtrain.option_types import Probability
-from adtrain.text import COUNT, TEXT, Column, render
+from adtrain.table import COUNT, TEXT, Column, render
 
 HIGHER_IS_BETTER = frozenset(name for name, scale in SCALES.items() if scale.higher_is_better)
 LARGEST_LOG = 690.0
