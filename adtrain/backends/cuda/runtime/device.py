@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from threading import get_ident
+from threading import current_thread, get_ident, main_thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,6 +33,10 @@ UPLOAD_CHUNK = 4 << 20
 
 FLAGS = 1024
 """Number of flags for indices out of range."""
+
+
+HELD, MIN_BYTES = 1, 8
+"""Bytes of the block that a pool always holds, and the least that others allocate, so that they leave it there."""
 
 
 class Buffer:
@@ -120,6 +124,16 @@ class Flags:
             raise ShapeError(f"{name}: an index is out of range")
 
 
+def _holding(pool: Any, *request: Any) -> Any:
+    """``pool``, with a freed block of ``request``.
+
+    PyCUDA's pool needs the thread's context for its first freed block. It ends the process if there is none: in another
+    thread, or after the end of `Device`.
+    """
+    pool.allocate(*request)
+    return pool
+
+
 class WorkStream(NamedTuple):
     """A stream, and the pool of the memory that its work uses.
 
@@ -130,8 +144,13 @@ class WorkStream(NamedTuple):
     pool: Any
 
 
+def _check_thread() -> None:
+    if (found := current_thread()) is not main_thread():
+        raise DeviceError(f"device gpu: found the thread {found.name!r}, expected the main thread; use the CPU there")
+
+
 class Device:
-    """One GPU with its primary context, which other libraries of the process share.
+    """One GPU with its primary context, which other libraries of the process share. Only the main thread uses it.
 
     All work goes to the `WorkStream` in use, with the members `stream` and `pool`.
 
@@ -146,11 +165,12 @@ class Device:
             As arguments of a kernel they are the struct Windows of kernels/cuda/index/peer_window.cuh.
 
     Raises:
-        DeviceError: the driver is missing, or finds no GPU.
+        DeviceError: the driver is missing, or finds no GPU, or this is not the main thread.
     """
 
     @translated()
     def __init__(self, ordinal: int = 0) -> None:
+        _check_thread()
         try:
             cuda.init()
             self.device = cuda.Device(ordinal)
@@ -158,13 +178,13 @@ class Device:
             raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
         self.context = self.device.retain_primary_context()
         self.context.push()
-        atexit.register(self.context.pop)
-        self.in_use = WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
+        atexit.register(self._end)
+        self.in_use = self._work_stream()
         self.work_streams = [self.in_use]
         self.reserved = 0
         self.left: deque[Any] = deque()
         self.windows: tuple[int, ...] = ()
-        self.host_pool = cuda.PageLockedMemoryPool()
+        self.host_pool = _holding(cuda.PageLockedMemoryPool(), 1, np.uint8)
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
@@ -179,8 +199,25 @@ class Device:
         self.modules: dict[Source, Any] = {}
         self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
 
+    @staticmethod
+    def _work_stream() -> WorkStream:
+        return WorkStream(cuda.Stream(NON_BLOCKING), _holding(cuda.DeviceMemoryPool(), HELD))
+
+    def _end(self) -> None:
+        """Give back the context at the end of the process. Later frees only add to the blocks that the pools hold."""
+        for each in self.work_streams:
+            _holding(each.pool, HELD)
+        _holding(self.host_pool, 1, np.uint8)
+        self.context.pop()
+
     @property
     def stream(self) -> Any:
+        """The stream in use.
+
+        Raises:
+            DeviceError: this is not the main thread.
+        """
+        _check_thread()
         return self.in_use.stream
 
     @property
@@ -191,7 +228,7 @@ class Device:
     def more_streams(self, count: int) -> Sequence[WorkStream]:
         """`count` streams besides the first one, the same ones in every call."""
         while len(self.work_streams) <= count:
-            self.work_streams.append(WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool()))
+            self.work_streams.append(self._work_stream())
         return self.work_streams[1 : count + 1]
 
     @contextmanager
@@ -236,7 +273,7 @@ class Device:
             if poison.active():
                 whole = size + 2 * poison.GUARD
                 return Guarded(self._filled(self.pool.allocate(whole), whole), size)
-            return self.pool.allocate(max(size, 1))
+            return self.pool.allocate(max(size, MIN_BYTES))
         except cuda.MemoryError:
             raise out_of_memory(size) from None
 
