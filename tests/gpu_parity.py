@@ -14,7 +14,7 @@ import pytest
 from adtrain.backends.cuda import compile_workers, compiler
 from adtrain.backends.cuda.compiler import Compiled, Source
 from adtrain.cache import Cache, open_cache
-from adtrain.core import poison
+from adtrain.core import memory
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import HOPPER
@@ -65,7 +65,7 @@ def hopper(gpu: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned(gpu: Any) -> Iterator[None]:
-    with poison.poisoned():
+    with memory.poisoned():
         yield
 
 

@@ -26,7 +26,7 @@ from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
-from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes.fusion import FusionPass
 
 __all__ = ["host"]

@@ -18,7 +18,7 @@ from adtrain.core.precision import TERMS
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
-from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p
 from adtrain.ops.conv import Window
 from adtrain.ops.index import scatter_along_axis_p, take_p
 from adtrain.ops.matmul import matmul_p

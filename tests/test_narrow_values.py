@@ -25,7 +25,7 @@ from adtrain.core import tree
 from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS
-from adtrain.ops.bfloat16 import from_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p
 
 __all__ = ["host"]
 

@@ -27,9 +27,10 @@ from adtrain.backends.cuda.runtime.properties import identity, properties
 from adtrain.backends.cuda.tuner.autotune import Tuner, share_choices
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
 from adtrain.backends.cuda.vendor import installed
-from adtrain.core import communicator, dlpack, poison
+from adtrain.core import communicator, dlpack
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
+from adtrain.core.memory import is_poisoned
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.static_key import params_key
@@ -136,7 +137,7 @@ class CudaBackend:
     def lowering_key(self) -> str | None:
         """The device. None, so that nothing is cached, if choices depend on measured times, memory is poisoned, or
         the user has fusions."""
-        if poison.active() or self.lowering.measured or self.tuner.uses_times() or fusions_of_users("cuda"):
+        if is_poisoned() or self.lowering.measured or self.tuner.uses_times() or fusions_of_users("cuda"):
             return None
         return f"{self.device.target} {self.device.architecture}"
 

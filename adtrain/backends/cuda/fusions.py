@@ -34,12 +34,17 @@ from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import PRODUCT, Equation, Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.vmap import batching_rule
-from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fusion import FusionPass, fuse_loops, fuse_product, fusions_of_users, is_loops
 from adtrain.passes.order import readers_first
-from adtrain.passes.products import add_before_products, fold_transposes, merge_added_products, sink_reshapes
+from adtrain.passes.products import (
+    add_before_products,
+    flatten_rows,
+    fold_transposes,
+    merge_added_products,
+    sink_reshapes,
+)
 from adtrain.passes.recompute import keep_derivatives, recompute
 from adtrain.passes.simplify import remove_dead_code
 from adtrain.passes.stack_members import stack_members
