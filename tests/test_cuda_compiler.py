@@ -24,8 +24,15 @@ from waiting import PATIENCE
 from adtrain.assets import asset_path
 from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda import TARGETS as BY_ARCHITECTURE
-from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
-from adtrain.backends.cuda.compiler import Compiled, CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.compiler import (
+    Compiled,
+    CompileProcesses,
+    CompileQueue,
+    CudaCompilerError,
+    Source,
+    architecture,
+    file_source,
+)
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
 from adtrain.core.errors import DeviceError

@@ -17,7 +17,7 @@ from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_la
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.row_fused import LONG_ROWS
 from adtrain.core import tree
 from adtrain.core.array import array, from_numpy

@@ -44,7 +44,7 @@ def small_arrays_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("channels_last", "store_bfloat16", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "_fastest", all_layers)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "LAUNCH_CYCLES", -(10**9))
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.one_block"), "MAX_STEPS", 64)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.column_sum"), "MIN_ELEMENTS", 4096)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.narrow_values"), "MIN_SIZE", MIN_SIZE)

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from adtrain.backends.cpu.codegen.items import emit_items, sums_workspace
-from adtrain.backends.cpu.codegen.loops import by_one_thread, emit_product, team_loops
-from adtrain.backends.cpu.codegen.map_reduce import emit_map_reduce
+from adtrain.backends.cpu.codegen.loops import by_one_thread, emit_map_reduce, emit_product, team_loops
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.compiler import Source
 from adtrain.backends.cpu.fusions import BATCHWISE, by_item, kernels

@@ -17,11 +17,10 @@ from math import gcd, prod
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.loops import epilogue, loops, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.backends.cuda.forms import Form, define, no_kernel
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
-from adtrain.backends.cuda.forms.form import Form, define, no_kernel
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target

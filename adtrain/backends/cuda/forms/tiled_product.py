@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.backends.cuda.codegen.loops import epilogue, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, is_product
 from adtrain.core.axes import whole
 from adtrain.core.errors import DTypeError, ShapeError

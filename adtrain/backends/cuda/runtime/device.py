@@ -18,8 +18,7 @@ from cuda.bindings import driver
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import WorkSize
-from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
+from adtrain.backends.cuda.runtime.driver import LoadedKernel, checked, out_of_memory, translated
 from adtrain.core.errors import DeviceError, ShapeError
 from adtrain.core.kernel import Target
 from adtrain.core.memory import GUARD, POISON, is_poisoned

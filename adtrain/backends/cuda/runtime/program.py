@@ -13,8 +13,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Buffer, Device, Guarded
 from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import Exchanges, ExchangeWork
-from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
-from adtrain.backends.cuda.runtime.launch import Runnable
+from adtrain.backends.cuda.runtime.launch import Graphs, Marks, Runnable, recording
 from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.core.backend import KernelRun
