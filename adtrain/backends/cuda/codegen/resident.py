@@ -78,7 +78,7 @@ class ResidentPlaces:
         self.swapped: list[tuple[str, str, int]] = []
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
-        self.received_bytes = sum(aligned_to_vector(partial.nbytes) for partial in shards.partial)
+        self.received_bytes = sum(aligned_to_vector(sums.nbytes) for partial in shards.partial)
         # Values lie in shared memory from `_top` down to the workspace of the layer, and in this from `_below` down.
         self._top, self.scratch_bytes = self.workspace, 0
         self._layer_workspace = layer.shared_bytes(blocks)[1]
@@ -131,9 +131,9 @@ class ResidentPlaces:
         for sums, of_blocks in self.shards.partial.items():
             self.names |= {v: _cast(v, f"{start} + {at + i * self.received_bytes}") for i, v in enumerate(of_blocks)}
             self.names[sums] = _cast(sums, f"{start} + {at} + cluster_rank() * {self.received_bytes}")
-            at += aligned_to_vector(partial.nbytes)
+            at += aligned_to_vector(sums.nbytes)
             if self.received is not None:
-                self.in_shared |= {partial, *of_blocks}
+                self.in_shared |= {sums, *of_blocks}
         at *= self.blocks
         for v in self.layer.forward.outputs if self.shards.gathered else ():
             self.names[v] = _cast(v, f"{start} + {at}")

@@ -1,5 +1,5 @@
-"""The launches of one equation on a device, kernels or library calls, eagerly or captured in a graph; CUDA graphs, whose
-launches are captured from a stream once and then launched by one call; events of streams.
+"""The launches of one equation on a device, kernels or library calls, eagerly or captured in a graph. CUDA graphs, whose
+launches are captured from a stream once and then launched by one call. Events of streams.
 """
 
 from __future__ import annotations
