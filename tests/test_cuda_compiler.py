@@ -45,8 +45,7 @@ PARTS = 16
 THREADS = 2
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_SPILLED = {
-    "attention/fma_backward.cu": 64,
-    "attention/fma_forward.cu": 64,
+    "attention/fma.cu": 64,
     "attention/mma_backward.cu": 96,
     "attention/mma_forward.cu": 96,
     "attention/wgmma_backward.cu": 96,  # its producer threads; its consumers at most 16

@@ -1,5 +1,7 @@
-"""The backend of an NVIDIA GPU: kernels on a stream, or on several within `side_by_side`; and the properties of the GPUs
-and the versions of their software, as `adtrain devices` shows them."""
+"""The backend of an NVIDIA GPU: kernels on a stream, or on several within `side_by_side`.
+
+Also the properties of the GPUs and the versions of their software, as `adtrain devices` shows them.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // The first launch of the gradient in fp16x2: see wgmma_scratch.cuh. A block scales, splits and packs GROUP rows of an array.
 #include "attention/wgmma_pack.cuh"
 #include "attention/wgmma_scratch.cuh"
-#include "common/terms.cuh"
+#include "common/rounding.cuh"
 
 constexpr int PACK_THREADS = 256, MINE = GROUP * CHUNKS / PACK_THREADS; // MINE: chunks of a thread
 static_assert(BLOCK_Q == GROUP && GROUP * CHUNKS % PACK_THREADS == 0, "whole groups and chunks");

@@ -4,7 +4,7 @@
 // A warp sums FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g of WIDE_C
 // neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead. It loads their windows once for
 // all filters. Finally lanes are added in pairs, and then splits in order.
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 #include "conv/direct.cuh"
 #include "common/collectives.cuh"
 

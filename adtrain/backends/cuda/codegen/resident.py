@@ -8,8 +8,9 @@ equations.
 Values that a step replaces, such as the weights of the other layers, have two places: one that this step reads, and one
 that the next step reads. An elementwise equation may write the new value over the old one, if nothing else reads it.
 
-A thread block computes an equation as in one-block kernels, but with other products and rows. Equations that work row by row are fused, and the lanes of a row hold it in registers. A product is fused with the
-elementwise equation that reads it, if the same thread has an element in both. So no barriers separate them.
+A thread block computes an equation as in one-block kernels, but with other products and rows. Equations that work row
+by row are fused, and the lanes of a row hold it in registers. A product is fused with the elementwise equation that
+reads it, if the same thread has an element in both. So no barriers separate them.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class ResidentPlaces:
         self.swapped: list[tuple[str, str, int]] = []
         self.in_shared: set[Variable] = set()
         self.received: int | None = None
-        self.received_bytes = sum(aligned_to_vector(sums.nbytes) for partial in shards.partial)
+        self.received_bytes = sum(aligned_to_vector(sums.nbytes) for sums in shards.partial)
         # Values lie in shared memory from `_top` down to the workspace of the layer, and in this from `_below` down.
         self._top, self.scratch_bytes = self.workspace, 0
         self._layer_workspace = layer.shared_bytes(blocks)[1]

@@ -290,7 +290,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
     lengths = f"n0, n1, {k}" if product.small else f"{m}, {n}, {k}"
     lines = [f"const {name} end = {{{', '.join(pointers)}}};"]
     rows, columns = product.tile.m, product.tile.n
-    staged = rows * (columns * product.itemsize + 16)  # bytes of a `StagedTile` (gemm/staged_epilogue.cuh)
+    staged = rows * (columns * product.itemsize + 16)  # bytes of a `StagedTile` (gemm/gemm.cuh)
     shared = product.shared + staged
     if product.small or not after.inputs or product.threads != threads or shared > target.shared:
         shared = product.shared
@@ -309,7 +309,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         lines,
         (a, b, *after.inputs),
         after.outputs,
-        ("common/common.cuh", product.header, "gemm/staged_epilogue.cuh"),
+        ("common/common.cuh", product.header, "gemm/gemm.cuh"),
         definitions=after.text,
         blocks=product.blocks[0],
         shared=shared,

@@ -3,9 +3,9 @@
 Examples: the mean of the squares of a large array, and a gradient by a factor that was broadcast. The kernels of
 `reduce/reduce.cu` compute an element of the argument where they would load it, so that it is never stored.
 
-The pass `split_reductions` makes of a reduction over rows and other axes two: one along the rows, and one of its
-results. Example: images are scaled by channel. The loss is a sum over all their elements, and the gradient of a scale is
-the sum over a channel. The first sum is split. Then one `row_fused` kernel computes both sums along rows of H x W
+The pass `split_reductions` makes two of a reduction over rows and other axes: one along the rows, and one of its
+results. Example: images are scaled by channel. The loss is a sum over all their elements, and the gradient of a scale
+is the sum over a channel. The first sum is split. Then one `row_fused` kernel computes both sums along rows of H x W
 elements, and reads the images once.
 """
 

@@ -183,7 +183,7 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
         f"const After after = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
         f"product.run({names[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
     ]
-    headers, blocks = ("common/epilogue.cuh", "gemm/tiled_product.cuh"), rows // ROWS * splits
+    headers, blocks = ("common/epilogue.cuh", "gemm/tile_products.cuh"), rows // ROWS * splits
     part = Part(lines, body.inputs, body.outputs, headers, end.text, blocks, tiled.shared)
     return kernel("tiled_product", [part], THREADS, "float")
 

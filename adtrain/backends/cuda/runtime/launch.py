@@ -1,5 +1,7 @@
-"""The launches of one equation on a device, kernels or library calls, eagerly or captured in a graph. CUDA graphs, whose
-launches are captured from a stream once and then launched by one call. Events of streams.
+"""The launches of one equation on a device, kernels or library calls, eagerly or captured in a graph.
+
+The launches of a CUDA graph are captured from a stream once, and then launched by one call. Streams wait for one
+another by events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention without packing: of a few queries, as a language model needs it for its next token
 (`attention/few_queries.cu`); of sequences of at most 16 rows in one array, by mma.sync (`attention/short.cu`); and by
-FMA, for every dtype and shape (`attention/fma_forward.cu` and `attention/fma_backward.cu`).
+FMA, for every dtype and shape (`attention/fma.cu`).
 """
 
 from __future__ import annotations
@@ -161,11 +161,11 @@ def _scratch(problem: Problem) -> MemoryLayout:
 
 
 def _launch(
-    problem: Problem, tile: Tile, file: str, name: str, length: int, shared: MemoryLayout, operands: tuple[int, ...]
+    problem: Problem, tile: Tile, name: str, length: int, shared: MemoryLayout, operands: tuple[int, ...]
 ) -> CudaLaunch:
     """A launch of a block for each tile of `length` rows of each head."""
     return CudaLaunch(
-        f"attention/{file}",
+        "attention/fma.cu",
         name,
         problem.numbers,
         (problem.dtype,),
@@ -180,18 +180,18 @@ def _launch(
 
 def _forward(problem: Problem, tile: Tile, shared: MemoryLayout) -> CudaKernel:
     operands = (*problem.inputs, *problem.more, *problem.results)
-    launch = _launch(problem, tile, "fma_forward.cu", "attention", problem.lengths.queries, shared, operands)
+    launch = _launch(problem, tile, "attention", problem.lengths.queries, shared, operands)
     return CudaKernel((launch,))
 
 
 def _backward(problem: Problem, tile: Tile, shared: MemoryLayout) -> CudaKernel:
     """Three launches: the sums of cotangent times output, then the cotangents of keys and values, then of queries."""
-    x, file = problem.lengths, "fma_backward.cu"
+    x = problem.lengths
     out, logsumexp, ct = problem.kept
     given = (*problem.inputs, logsumexp, ct, *problem.more)
     by_q, by_k, by_v = problem.results
-    by_keys = _launch(problem, tile, file, "attention_grad_keys", x.keys, shared, (*given, by_k, by_v))
-    by_queries = _launch(problem, tile, file, "attention_grad_queries", x.queries, shared, (*given, by_q))
+    by_keys = _launch(problem, tile, "attention_grad_keys", x.keys, shared, (*given, by_k, by_v))
+    by_queries = _launch(problem, tile, "attention_grad_queries", x.queries, shared, (*given, by_q))
     rows = x.batch * x.queries
     delta = CudaLaunch(
         by_keys.file, "attention_delta", (x.batch, x.heads, x.queries, x.out_row), by_keys.dtypes, rows * WARP,
