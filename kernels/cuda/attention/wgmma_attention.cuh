@@ -1,13 +1,13 @@
 // Attention by WGMMA in bfloat16, and its gradient in fp16x2: what the kernels share. J. Shah et al., "FlashAttention-3", 2024.
 //
 // Arrays are float32 or bfloat16 in memory (S). If DIRECT they are bfloat16, and TMA reads tiles of a head as they are. Otherwise
-// a first launch (wgmma_pack.cu, wgmma_pack_grad.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
+// a first launch (wgmma_pack.cu) rounds q, k and v, and for the gradient the cotangent of the output, to
 // bfloat16 and packs them into scratch. A packed array is [head][segment][row]: a segment of a row has 64 columns, 128 bytes, in
 // the 128-byte swizzle. So eight rows, or any multiple, are contiguous, and one bulk copy brings them into shared memory as WGMMA
 // reads them. Padding is 0. Short sequences are not packed: see wgmma_short_forward.cu.
 //
-// In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms:
-// wgmma_pack_grad_fp16x2.cu. The first segment of a row has its high terms, the second its low terms.
+// In fp16x2 (docs/gpu.md) 64 rows have one scale, and a row is split into two rows of float16, the terms.
+// The first segment of a row has its high terms, the second its low terms.
 //
 // by_q, by_k, by_v and by_scores: the cotangents of q, k, v and the scores. In kernels the arrays of k begin `step` elements after
 // their pointers, and those of v 2 step elements.
