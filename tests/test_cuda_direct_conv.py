@@ -26,7 +26,7 @@ from adtrain.ops.conv import Window
 STATIC_SHARED = 48 << 10
 """Bytes of shared memory that a kernel can have without an attribute."""
 STAGES = 3
-"""Of `conv/direct_weight_grad.cu`."""
+"""Of the weight gradient in `conv/direct.cu`."""
 
 
 @st.composite
@@ -75,7 +75,7 @@ def first_files(
 
 
 PLAIN = Window((1, 1), (0, 0), (1, 1), 1)
-DIRECT = ["conv/direct.cu", "conv/direct.cu", "conv/direct_weight_grad.cu"]
+DIRECT = ["conv/direct.cu", "conv/direct.cu", "conv/direct.cu"]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

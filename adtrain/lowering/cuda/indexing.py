@@ -1,6 +1,6 @@
-"""Kernels that move elements, in the folder `index` of `kernels/cuda`: strided copies (`copy.cu`, `join.cu`), gathers,
-scatters and one_hot (`index.cu`, `scatter.cu`), argsort (`sort.cu`), random numbers (`random.cu`) and the hash encoding
-of points (`hash_grid.cu`).
+"""Kernels that move elements, in the folder `index` of `kernels/cuda`: copies (`copy.cu`), gathers, scatters and
+one_hot (`index.cu`, `scatter.cu`), argsort (`sort.cu`), random numbers (`random.cu`) and the hash encoding of points
+(`hash_grid.cu`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ THREADS = 256
 VECTOR = 16
 """Bytes that a thread moves at once."""
 CHUNK = 16 << 10
-"""Bytes that a block of `index/join.cu` copies."""
+"""Bytes that a block of `join` copies."""
 MAX_JOINED = 128
-"""Arguments of one launch of `index/join.cu`; 4 KiB of kernel arguments hold three numbers for each."""
+"""Arguments of one launch of `join`; 4 KiB of kernel arguments hold three numbers for each."""
 
 
 class Axis(NamedTuple):
@@ -128,13 +128,13 @@ def concatenate(target: Target, *xs: Any, axis: int) -> list[CudaKernel]:
 
 
 def _join(xs: Sequence[Any]) -> CudaLaunch:
-    """The launch of `index/join.cu`, in which a block copies a chunk of one argument."""
+    """The launch of `join`, in which a block copies a chunk of one argument."""
     sizes, dtype = [math.prod(x.shape) for x in xs], xs[0].dtype
     starts = list(accumulate(sizes, initial=0))
     first = list(accumulate((-(-size * dtype.itemsize // CHUNK) for size in sizes), initial=0))
     macros = {"PARTS": len(xs), "CHUNK": CHUNK}
     return CudaLaunch(
-        "index/join.cu", "join", (*starts, *first), (dtype,), blocks=first[-1], threads=THREADS, definitions=macros
+        "index/copy.cu", "join", (*starts, *first), (dtype,), blocks=first[-1], threads=THREADS, definitions=macros
     )
 
 

@@ -287,10 +287,10 @@ __device__ __forceinline__ void cp_async_commit_group() {
 #endif
 }
 
-// Waits for all groups of this thread but the last GROUPS.
-template <int GROUPS> __device__ __forceinline__ void cp_async_wait_group() {
+// Waits for all groups of this thread but the last LEFT.
+template <int LEFT> __device__ __forceinline__ void cp_async_wait_group() {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 #endif
 }
 

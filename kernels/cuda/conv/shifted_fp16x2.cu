@@ -16,7 +16,7 @@
 // LOADERS: a warp for each consumer warpgroup.
 constexpr int MMA_WARPGROUPS = 2, COLUMNS = 144, PRODUCERS = 128, LOADERS = MMA_WARPGROUPS * 32;
 #include "conv/shifted_tiles.cuh"
-#include "conv/fp16x2.cuh"
+#include "conv/packed_images.cuh"
 
 typedef Fp16x2WeightLayout WeightLayout;
 

@@ -8,7 +8,7 @@
 // TILES_PER_IMAGE tiles, at most IMAGE_PITCH positions; the padding after them is skipped.
 #pragma once
 #include "conv/fp16x2.cuh"
-#include "conv/shifted.cuh"
+#include "conv/shifted_pipeline.cuh"
 #ifndef TILES_PER_IMAGE
 #define TILES_PER_IMAGE 0
 #endif
@@ -71,7 +71,7 @@ struct Tiles {
 constexpr int FALLBACK_POSITIONS = 144; // fp16x2 falls back to bf16x3 in units of so many positions
 
 // Scratch of a convolution: weights as K-major operands, and for fp16x2 also weights in fp16x2, statistics of filters, marks of
-// units that fall back, and packed images (conv/fp16x2.cuh).
+// units that fall back, and packed images (conv/packed_images.cuh).
 struct ConvScratch {
     char *k_major_weights, *fp16_weights;
     Statistics *filters;

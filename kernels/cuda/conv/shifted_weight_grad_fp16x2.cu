@@ -1,6 +1,6 @@
 // Weight gradient of a stride-1 convolution with 3 x 3 windows in fp16x2: three products instead of six; one where
 // operands are rounded. Two launches before compute statistics of images and gradients, and pack them. Read
-// conv/fp16x2.cuh first.
+// conv/packed_images.cuh first.
 //
 // A block has FILTERS filters, STAGE_CHANNELS channels, all taps and one split of the images. One thread starts the copies of
 // packed rows. Three warpgroups multiply, one for each row of the window, whose taps are one packed row apart. WGMMA sums
@@ -10,7 +10,7 @@
 // - if its sums are small compared with their products;
 // - if a sum is small compared with the error of small elements.
 // For rounded operands only the first reason (without the number of products) and the last apply.
-#include "conv/fp16x2.cuh"
+#include "conv/packed_images.cuh"
 
 constexpr int FILTERS = 64, PRODUCERS = WARPGROUP, CONSUMERS = KH * WARPGROUP, THREADS = PRODUCERS + CONSUMERS;
 constexpr int STEP = 16, SUM_POSITIONS = 4 * STEP, SUMS_PER_STAGE = 2; // positions of one WGMMA, and of a sum by WGMMA

@@ -11,7 +11,7 @@
 // terms of the weights, so the low-order products have two accumulators: products with second terms, and smaller ones. The
 // products of third terms of the gradient use the accumulator of the first terms, and are added to the smaller ones.
 #include "conv/sparse_pool.cuh"
-#include "conv/shifted.cuh"
+#include "conv/shifted_pipeline.cuh"
 
 constexpr int MMA_WARPGROUPS = CONSUMER_WARPGROUPS, ROWS = 64, TILE = MMA_WARPGROUPS * ROWS; // ROWS: pairs of a warpgroup
 constexpr int PRODUCERS = 256, LOADERS = PRODUCERS - WARP, CONSUMERS = MMA_WARPGROUPS * WARPGROUP,

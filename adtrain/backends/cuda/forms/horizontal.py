@@ -26,7 +26,7 @@ from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, fuse
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
+from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
 

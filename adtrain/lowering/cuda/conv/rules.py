@@ -16,8 +16,8 @@ from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProble
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
+from adtrain.lowering.cuda.gemm import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, mma_kinds, ranked
-from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.tiles import MmaKind, Tile, with_split_k
 
 MAX_TILES = 6

@@ -56,7 +56,7 @@ LAUNCH_CYCLES, TILE_CYCLES = 4000, 8700
 
 @dataclass(frozen=True)
 class PackedImages:
-    """Images as fp16x2 in scratch, in the order of the padded flat index (`conv/fp16x2.cuh`)."""
+    """Images as fp16x2 in scratch, in the order of the padded flat index (`conv/packed_images.cuh`)."""
 
     index: PaddedIndex
 
