@@ -30,9 +30,9 @@ MIN_ROW_PART, MIN_COLUMN_PART = 8192, 512
 """Minimum of elements of an output in a part, for a block per part."""
 MAX_PARTS = 1024
 VECTOR = 16
-"""Bytes that a thread loads at once."""
+"""Bytes that a thread loads or stores at once."""
 THREADS = 256
-"""Threads per block in reduce/reduce.cu and norm.cu."""
+"""Threads per block in reduce/reduce.cu, norm.cu and cumsum.cu."""
 MIN_UNALIGNED_ROW = 128
 """Minimum of bytes of a row whose unaligned ends a warp reads apart from the vectors between them."""
 MAX_COLUMN_VECTOR = 4
@@ -215,8 +215,6 @@ for _name, _logarithm in (("softmax", False), ("log_softmax", True)):
     register(f"{_name}_bfloat16", "cuda", partial(softmax, _logarithm))
 
 
-BLOCK = 256
-"""Threads per block."""
 MANY_COLUMNS, MIN_THREAD_PART = 1 << 18, 64
 """Threads, one per column, that keep the largest GPU busy; minimum of elements in a thread's part."""
 TOTAL_BYTES = 8
@@ -245,17 +243,14 @@ def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]
         return CudaKernel((first, last), scratch) if parts > 1 else CudaKernel((last,), 0)
 
     columns = kernel("cumsum_column_sums", "cumsum_columns", elements=count)
-    return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=BLOCK), columns] if rows else [columns]
+    return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=THREADS), columns] if rows else [columns]
 
 
 register("cumsum", "cuda", cumsum)
 
 
-FILE = "pool/pool.cu"
 MAX_CELL, MAX_CELL_LAST = 16, 9
 """Maximum elements of a window, or of a stride, for which a thread computes several pixels (with channels last)."""
-VECTOR_BYTES = 16
-"""The bytes that a thread writes at once."""
 
 
 class _Images(NamedTuple):
@@ -275,7 +270,7 @@ def _images(shape: Sequence[int], last: bool) -> _Images:
     return _Images(*shape) if last else _Images(shape[0] * shape[1], shape[2], shape[3], 1)
 
 
-def _rule(
+def _pooling(
     name: str, last: bool, target: Target, first: Any, *others: Any, windows: Any, shape: Sequence[int] = ()
 ) -> list[CudaKernel]:
     """The rule of pooling, or of its gradient.
@@ -304,7 +299,7 @@ def _rule(
         small = math.prod(windows.stride) <= (MAX_CELL_LAST if last else MAX_CELL)
         rows, columns = windows.stride if small else (1, 1)
         if small and not last:
-            wide = VECTOR_BYTES // element_types(first.dtype)[0].itemsize
+            wide = VECTOR // element_types(first.dtype)[0].itemsize
             columns = columns if wide % columns else wide
         elements = -(-images.size // (rows * columns))
     else:
@@ -312,14 +307,18 @@ def _rule(
         macros["AT_ONCE"] = at_once
         elements = pooled.size // at_once
     if last:
-        lanes = math.gcd(images.channels, VECTOR_BYTES // first.dtype.itemsize)
+        lanes = math.gcd(images.channels, VECTOR // first.dtype.itemsize)
         macros |= {"CHANNELS": images.channels, "LANES": lanes}
         elements = -(-elements // lanes)
     lengths = (*images[:3], *pooled[1:3])  # POOL_NUMBERS
-    return [CudaKernel((CudaLaunch(FILE, name, lengths, element_types(first.dtype), elements, definitions=macros),))]
+    return [
+        CudaKernel(
+            (CudaLaunch("pool/pool.cu", name, lengths, element_types(first.dtype), elements, definitions=macros),)
+        )
+    ]
 
 
 for _name in ("max_pool2d", "max_pool2d_pick", "max_pool2d_put", "avg_pool2d", "avg_pool2d_put"):
     for _arrays in ("", BFLOAT16):
-        register(_name + _arrays, "cuda", partial(_rule, _name, False))
-        register(_name + CHANNELS_LAST + _arrays, "cuda", partial(_rule, _name, True))
+        register(_name + _arrays, "cuda", partial(_pooling, _name, False))
+        register(_name + CHANNELS_LAST + _arrays, "cuda", partial(_pooling, _name, True))
