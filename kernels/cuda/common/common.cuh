@@ -295,7 +295,6 @@ template <int LEFT> __device__ __forceinline__ void cp_async_wait_group() {
 }
 
 // Philox4x32-10 (J. Salmon et al., SC 2011): number i of a stream depends on (seed, step, stream, i) only.
-
 // Four numbers of 32 bits. The key is the seed, the counter (block, stream, step low, step high).
 __device__ __forceinline__ void philox(const uint32_t *rng, uint32_t stream, uint32_t block, uint32_t (&words)[4]) {
     uint32_t c0 = block, c1 = stream, c2 = rng[2], c3 = rng[3], k0 = rng[0], k1 = rng[1];

@@ -1,4 +1,5 @@
-// Rounds float32 operands to the mantissa of tf32 or bfloat16, as `core/precision.py` does on the CPU.
+// float32 operands in other formats: rounded to the mantissa of tf32 or bfloat16, as `core/precision.py` does on the CPU, or as
+// one or two scaled 16-bit terms (fp16x2: Ootomo and Yokota, 2022).
 #pragma once
 #include "common/common.cuh"
 #include "common/mma_sync.cuh"
@@ -20,8 +21,6 @@ __device__ __forceinline__ float rounded(float x) {
     const uint32_t bits = __float_as_uint(x), half = (1u << DROPPED) / 2, odd = bits >> DROPPED & 1;
     return x == x ? __uint_as_float((bits + (half - 1) + odd) >> DROPPED << DROPPED) : x;
 }
-
-// float32 numbers as one or two scaled 16-bit terms (fp16x2: Ootomo and Yokota, 2022).
 
 // The scale 2^k that brings `largest` to [2^14, 2^15), and 2^-k. NaN for infinity and NaN.
 struct Scale {

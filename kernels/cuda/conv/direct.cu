@@ -2,7 +2,8 @@
 // sums are in registers.
 //
 // Macros: CONV_GROUPS, kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, IN_* and OUT_*
-// for the shapes of images and outputs. FILTERS: filters of a thread. WIDE_C: its neighbouring outputs. FLIPPED, BIAS.
+// for the shapes of images and outputs. FILTERS: filters of a thread. WIDE_C: its neighbouring outputs. FLIPPED: of a
+// convolution. BIAS: of a weight gradient.
 #include "common/collectives.cuh"
 #include "common/epilogue.cuh"
 #include "common/rounding.cuh"
@@ -33,7 +34,7 @@ struct Corner {
     }
 };
 
-#ifdef FLIPPED
+#ifdef FLIPPED // a macro of the convolution alone
 // y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). FLIPPED:
 // the weights are (C, O / groups, KH, KW), with their taps in reverse order. The input gradient of a stride-1 convolution
 // is such a convolution of the output gradient.

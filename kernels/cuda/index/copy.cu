@@ -174,7 +174,7 @@ KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     }
 }
 
-#ifdef PARTS
+#ifdef PARTS // a macro of `join` alone
 // Joins the elements of PARTS contiguous arrays to one vector, in one launch. Each block copies CHUNK bytes of one part.
 #define VECTOR 16
 

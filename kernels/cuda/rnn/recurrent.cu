@@ -162,7 +162,7 @@ template <int K, int OUTPUTS, bool CONTIGUOUS> struct Products {
     }
 };
 
-#ifndef BUFFERS
+#ifndef BUFFERS // a macro of the gradient alone
 // A recurrent network, all steps in one launch. The hidden states of a step are in shared memory, twice: a step reads those of the
 // step before, and writes its own to all blocks of the cluster.
 
