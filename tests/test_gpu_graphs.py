@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -189,3 +190,14 @@ def test_running_out_of_memory_states_needed_and_free_bytes(gpu: Any) -> None:
     with pytest.raises(OutOfMemory, match=r"^device gpu: out of memory: .* MiB more needed, .* MiB of .* MiB free$"):
         gpu.device.allocate(1 << 50)
     np.testing.assert_array_equal(ad.array(np.arange(3.0), device="gpu").numpy(), np.arange(3.0))
+
+
+def test_memory_that_another_thread_drops_is_freed_at_the_next_reservation(gpu: Any) -> None:
+    held, size = [gpu.device.reserve(1 << 20)], 1 << 20
+    before = gpu.device.reserved
+    thread = Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    assert gpu.device.reserved == before
+    gpu.device.reserve(1)
+    assert gpu.device.reserved == before - size

@@ -145,7 +145,8 @@ def pad(target: Target, x: Any, low: Ints, high: Ints, gaps: Ints, value: float)
         return []
     padded = [PadAxis(1, 1, 0, 1)] * (MAX_AXES - len(axes)) + axes
     width = math.gcd(VECTOR // x.dtype.itemsize, *axes[-1][:3]) if axes and axes[-1].step == 1 else 1
-    numbers = (*(axis[k] for k in range(4) for axis in padded), value)
+    number = int(value) if x.dtype.kind in "biu" else float(value)
+    numbers = (*(axis[k] for k in range(4) for axis in padded), number)
     macros = {"AXES": max(len(axes), 1), "WIDTH": width}
     return [
         CudaKernel((CudaLaunch("index/copy.cu", "pad", numbers, (x.dtype,), out.size // width, definitions=macros),))

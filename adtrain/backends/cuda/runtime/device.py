@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +70,24 @@ class Guarded:
         return True
 
 
+class Reserved:
+    """Memory outside the pool. `int()` is its address.
+
+    PyCUDA frees memory only in the thread that has its context. Another thread, in which Python's garbage collector may
+    run, leaves the memory to that one.
+    """
+
+    def __init__(self, memory: Any, left: deque[Any]) -> None:
+        self.memory, self.left, self.thread = memory, left, get_ident()
+
+    def __int__(self) -> int:
+        return int(self.memory)
+
+    def __del__(self) -> None:
+        if get_ident() != self.thread:
+            self.left.append(self.memory)
+
+
 class Flags:
     """FLAGS int32 flags that kernels set where an index is out of range, and the name of each flag's operation.
 
@@ -117,6 +136,7 @@ class Device:
 
     Attributes:
         reserved: bytes allocated outside the pool.
+        left: memory outside the pool that is to be freed in this thread.
         uploads: page-locked memory that the device may still read, and the event after which it does not.
         overlaps: whether a launch may start while the previous one ends (programmatic dependent launch).
         shared: bytes of shared memory of a multiprocessor.
@@ -141,6 +161,7 @@ class Device:
         self.in_use = WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
         self.work_streams = [self.in_use]
         self.reserved = 0
+        self.left: deque[Any] = deque()
         self.windows: tuple[int, ...] = ()
         self.host_pool = cuda.PageLockedMemoryPool()
         self.uploads: deque[tuple[Any, Any]] = deque()
@@ -182,13 +203,19 @@ class Device:
             self.in_use = before
 
     def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
-        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""
+        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`.
+
+        Raises:
+            AssertionError: it was loaded for arguments of other types.
+        """
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.modules:
                 self.modules[source] = compiler.load_cubin(source, self.architecture, self._module)
             found = LoadedKernel(self.modules[source], name, format, size, self.multiprocessors, self.shared)
             self.kernels[source, name] = found
+        if found.format != format:
+            raise AssertionError(f"{name} of {source.name} has arguments {found.format!r}, a launch {format!r}")
         return found
 
     @translated()
@@ -219,13 +246,14 @@ class Device:
         Raises:
             OutOfMemory: there is not enough memory.
         """
+        self.left.clear()
         try:
             memory = self._filled(cuda.mem_alloc(max(size, 1)), size)
         except cuda.MemoryError:
             raise out_of_memory(size) from None
         self.reserved += size
         weakref.finalize(memory, self._released, size)
-        return memory
+        return Reserved(memory, self.left)
 
     @translated()
     def _filled(self, memory: Any, size: int) -> Any:
@@ -243,6 +271,7 @@ class Device:
     @translated()
     def available(self) -> int:
         """Bytes that are free or held by this process."""
+        self.left.clear()
         free, _ = cuda.mem_get_info()
         return int(free) + self.allocated()
 
