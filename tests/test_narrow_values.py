@@ -41,7 +41,7 @@ MIN_SIZE = 512
 @pytest.fixture
 def small_arrays_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are rounded, and small values are narrow values."""
-    for name in ("channels_last", "store_bfloat16", "forms.horizontal"):
+    for name in ("channels_last", "product_precision", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "_fastest", all_layers)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "LAUNCH_CYCLES", -(10**9))
