@@ -29,7 +29,7 @@ from adtrain.backends.cpu.codegen import items, loops
 from adtrain.backends.cpu.compiled_program import CompiledProgram, _pages
 from adtrain.backends.cpu.threads import TeamSize
 from adtrain.core import tree
-from adtrain.core.aligned import CACHE_LINE, address
+from adtrain.core.memory import CACHE_LINE, address
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Program
 from adtrain.core.staging import stage

@@ -14,8 +14,8 @@ from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
 from adtrain.files import asset_path
+from adtrain.lowering.cuda.gemm import gemms
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
-from adtrain.lowering.cuda.gemm.matmul import gemms
 from adtrain.lowering.cuda.gemm.packed import (
     PACKED_ROWS,
     PACKED_TILES,

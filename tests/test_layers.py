@@ -14,7 +14,7 @@ import pytest
 
 import adtrain
 import adtrain.backends.cuda.lower  # defines the forms
-from adtrain.backends.cuda.forms.form import FORMS
+from adtrain.backends.cuda.forms import FORMS
 from adtrain.core.program import GATHER, HORIZONTAL, LOOPS, MAP_REDUCE, PRODUCT
 
 if sys.version_info >= (3, 11):
@@ -94,8 +94,8 @@ ONLY_IN = {
     "cuda": "backends/cuda",
     "mpi4py": "distributed",
     "nccl": "backends/cuda",
-    "nvmath": "backends/cuda/vendor",
-    "cudnn": "backends/cuda/vendor",
+    "nvmath": "backends/cuda/vendor.py",
+    "cudnn": "backends/cuda/vendor.py",
     "click": "cli",
     "pandas": "api",
     "sklearn": "sklearn.py",

@@ -15,7 +15,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import Bounds
 from adtrain.core.types import Shape
-from adtrain.ops.random import normal
+from adtrain.ops.create import normal
 from adtrain.option_types import NonNegative, Positive, Size
 
 LUMA = (0.2989, 0.587, 0.114)

@@ -195,10 +195,9 @@ class Shapes:
 def launch_shapes() -> Shapes:
     """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events."""
     from adtrain.backends.cuda.launch_plan import LaunchPlan
-    from adtrain.backends.cuda.runtime.graph import Graphs
-    from adtrain.backends.cuda.runtime.launch import Launch
-    from adtrain.backends.cuda.runtime.loaded_kernel import Shape as LaunchShape
-    from adtrain.backends.cuda.runtime.loaded_kernel import ShapedLaunch
+    from adtrain.backends.cuda.runtime.driver import Shape as LaunchShape
+    from adtrain.backends.cuda.runtime.driver import ShapedLaunch
+    from adtrain.backends.cuda.runtime.launch import Graphs, Launch
 
     gpu: Any = backend("gpu")
     device = gpu.device

@@ -17,12 +17,11 @@ import numpy as np
 
 from adtrain import ops
 from adtrain.core import tree
-from adtrain.core.array import Value
+from adtrain.core.array import TracedNumber, Value
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.operators import OF_PYTORCH_OPTIMIZERS
 from adtrain.core.options import CheckedArguments, check_option, checked_options
 from adtrain.core.trace import phase
-from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import Shape
 from adtrain.option_types import Fraction, NonNegative, Positive, Probability, Size
 

@@ -19,11 +19,10 @@ from cuda.bindings import driver
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import WorkSize
-from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
-from adtrain.core import poison
+from adtrain.backends.cuda.runtime.driver import LoadedKernel, checked, out_of_memory, translated
 from adtrain.core.errors import DeviceError, ShapeError
 from adtrain.core.kernel import Target
+from adtrain.core.memory import GUARD, POISON, is_poisoned
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
@@ -62,15 +61,15 @@ class Guarded:
         self.memory, self.size = memory, size
 
     def __int__(self) -> int:
-        return int(self.memory) + poison.GUARD
+        return int(self.memory) + GUARD
 
     @translated()
     def intact(self) -> bool:
         """Whether the zones still hold what they were filled with. The device must have finished."""
-        zone = np.empty(poison.GUARD, np.uint8)
+        zone = np.empty(GUARD, np.uint8)
         for address in (int(self.memory), int(self) + self.size):
             cuda.memcpy_dtoh(zone, address)
-            if (zone != poison.BYTE).any():
+            if (zone != POISON).any():
                 return False
         return True
 
@@ -270,8 +269,8 @@ class Device:
             OutOfMemory: there is not enough memory.
         """
         try:
-            if poison.active():
-                whole = size + 2 * poison.GUARD
+            if is_poisoned():
+                whole = size + 2 * GUARD
                 return Guarded(self._filled(self.pool.allocate(whole), whole), size)
             return self.pool.allocate(max(size, MIN_BYTES))
         except cuda.MemoryError:
@@ -295,8 +294,8 @@ class Device:
 
     @translated()
     def _filled(self, memory: Any, size: int) -> Any:
-        if poison.active():
-            cuda.memset_d8_async(int(memory), poison.BYTE, max(size, 1), self.stream)
+        if is_poisoned():
+            cuda.memset_d8_async(int(memory), POISON, max(size, 1), self.stream)
         return memory
 
     def _released(self, size: int) -> None:

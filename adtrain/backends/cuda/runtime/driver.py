@@ -1,11 +1,15 @@
-"""Kernels of a module of PyCUDA: the shapes of their launches, the one way to launch them, and how to capture it."""
+"""Calls of the CUDA driver. Its errors are DeviceError, DeviceFault and OutOfMemory, in one line each.
+
+Kernels of a module of PyCUDA: the shapes of their launches, the one way to launch them, and how to capture it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from math import prod
@@ -15,7 +19,55 @@ import pycuda.driver as cuda
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.launch_plan import WorkSize
-from adtrain.backends.cuda.runtime.errors import checked, translated
+from adtrain.core.errors import DeviceError, DeviceFault, OutOfMemory
+from adtrain.text import mebibytes
+
+
+def checked(answer: tuple[Any, ...]) -> Any:
+    """The results of a call of the driver API by cuda-bindings.
+
+    Raises:
+        DeviceError: it failed.
+    """
+    error, *results = answer
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise _failure(error.name.removeprefix("CUDA_ERROR_").replace("_", " ").lower())
+    if not results:
+        return None
+    return results[0] if len(results) == 1 else results
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Translates errors of PyCUDA; a context manager, or a decorator.
+
+    Raises:
+        DeviceFault: a kernel failed, now or earlier. This process cannot use the device any more.
+        DeviceError: any other error.
+    """
+    try:
+        yield
+    except cuda.Error as error:
+        raise _failure(str(error).partition(":")[2].strip() or str(error)) from None
+
+
+@translated()
+def out_of_memory(needed: int) -> OutOfMemory:
+    """The error of an allocation of ``needed`` bytes."""
+    free, total = cuda.mem_get_info()
+    sizes = f"{mebibytes(needed)} more needed, {mebibytes(free)} of {mebibytes(total)} free"
+    return OutOfMemory(f"device gpu: out of memory: {sizes}")
+
+
+FAULTS = ("illegal", "misaligned", "launch failed", "launch timed out", "hardware", "assert", "invalid program", "trap")
+"""Words in the names of errors after which the context cannot be used."""
+
+
+def _failure(text: str) -> DeviceError:
+    if any(fault in text for fault in FAULTS):
+        return DeviceFault(f"device gpu: a kernel failed: {text}; run compute-sanitizer on this command to find it")
+    return DeviceError(f"device gpu: {text}")
+
 
 WARP = 32
 DEFAULT_SHARED = 48 << 10

@@ -1,4 +1,12 @@
-"""Store the operands of large products of precision bfloat16 as bfloat16.
+"""The precision of products: which ones keep rounded operands, and which of these are stored as bfloat16.
+
+A rounded precision permits rounding and does not require it. Kernels of full precision take part in more fusions, and
+some are as fast. So `choose_precision` gives a product full precision if it can be part of a row-product chain
+(`forms/row_products.py`), or if it is narrow and threads can compute its items (`forms/thread_items.py`). Any other
+product keeps its rounded precision if it will read a bfloat16 copy, or if its kernel is estimated faster by the time of
+a launch.
+
+`store_bfloat16` stores the operands of large products of precision bfloat16 as bfloat16:
 
 matmul(x, w)    ->    matmul_bfloat16(to_bfloat16(x), to_bfloat16(w))
 
@@ -21,8 +29,12 @@ import numpy as np
 
 from adtrain.backends.cuda.forms.column_sum import sums_columns
 from adtrain.backends.cuda.forms.horizontal import MAX_FLOPS
+from adtrain.backends.cuda.forms.row_products import may_join
+from adtrain.backends.cuda.forms.thread_items import is_narrow
+from adtrain.backends.cuda.write_channels_last import OF_TERMS
 from adtrain.core.array import Array
 from adtrain.core.kernel import Target, cuda_kernels
+from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
@@ -139,3 +151,34 @@ def _needs_copy_only(program: Program, v: Variable, products: Collection[Equatio
 def _compares_with_zero(e: Equation, constants: Mapping[Variable, Array]) -> bool:
     zeros = {v for v, x in constants.items() if v.size == 1 and x.item() == 0}
     return e.primitive.name == "less" and not zeros.isdisjoint(e.inputs)
+
+
+LAUNCH_CYCLES = 3800
+"""Cycles of a launch."""
+
+
+@keeps(Results.ROUNDING)
+def choose_precision(program: Program, target: Target) -> Program:
+    """``program`` with full precision where a rounded one is not faster by LAUNCH_CYCLES, or would prevent a chain."""
+    of_copies = products_of_copies(program, target)
+
+    def chosen(e: Equation) -> Equation:
+        if e.params.get("precision", FULL) == FULL or e.inputs[0].type.dtype == BITS or e.name in OF_TERMS:
+            return e
+        full = replace(e, params={**e.params, "precision": FULL})
+        if may_join(full, target) or is_narrow(full, target):
+            return full
+        if e in of_copies:
+            return e
+        rounded_cycles, full_cycles = _cycles(e, target), _cycles(full, target)
+        if rounded_cycles is None or full_cycles is None:
+            return e
+        return full if full_cycles < rounded_cycles + LAUNCH_CYCLES else e
+
+    return replace(program, equations=tuple(map(chosen, program.equations)))
+
+
+def _cycles(e: Equation, target: Target) -> float | None:
+    """The estimated cycles of the preferred kernel; None without an estimate."""
+    kernels = cuda_kernels(e.primitive.name, target, *(v.type for v in e.inputs), **e.params)
+    return kernels[0].cycles if kernels else None
