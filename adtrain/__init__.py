@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import adtrain.core.timeline  # noqa: F401  (imports count from here)
 from adtrain.lazy import lazy_getattr
-from adtrain.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from adtrain import nn, ops, optim, register
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from adtrain.custom_ops import custom_op
     from adtrain.graphs import graph
     from adtrain.jitted import jit
+
+__version__ = "0.1.0"
 
 __all__ = [
     "AdtrainError",

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, nn
+from adtrain import __version__, config, nn
 from adtrain.config.specs import LAYERS
 from adtrain.core.errors import AdtrainError
 from adtrain.data import tokenizer
 from adtrain.files import read_file
 from adtrain.training import TrainedModel, names, tensor_file
 from adtrain.training.tasks import Regression
-from adtrain.version import __version__
 
 CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain import config
+from adtrain import __version__, config
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import Variable
@@ -18,7 +18,6 @@ from adtrain.export.evaluation import Comparison, Evaluation, image_dtype
 from adtrain.export.onnx_nodes import Graph, Lengths, Nodes
 from adtrain.training import TrainedModel
 from adtrain.training.tasks import Regression
-from adtrain.version import __version__
 
 LOGITS, PROBABILITIES, VALUES = "logits", "probabilities", "values"
 BATCHES = 61, 67

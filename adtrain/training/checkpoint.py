@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config
+from adtrain import __version__, config
 from adtrain.config import Config
 from adtrain.config.plugged import Loader, keep
 from adtrain.config.problems import found
@@ -31,7 +31,6 @@ from adtrain.training.experiment import Experiment
 from adtrain.training.progress import Progress
 from adtrain.training.step import TrainState
 from adtrain.training.tasks import plausible
-from adtrain.version import __version__
 
 FORMAT = 3
 KIND = "checkpoint"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain import config, nn, optim, version
+from adtrain import __version__, config, nn, optim
 from adtrain.augment import Augmentation
 from adtrain.config import Config
 from adtrain.core import tree
@@ -98,7 +98,7 @@ class Experiment:
             name: "\n".join([f"{len(split)} examples", *(f"{x} sha256 {y}" for x, y in split.digests.items())])
             for name, split in splits.items()
         }
-        common = {"version of adtrain": version.__version__, "kind of device": device, "config": self.config_text}
+        common = {"version of adtrain": __version__, "kind of device": device, "config": self.config_text}
         return {**common, **of_data}
 
     def order(self, count: int, seed: int, epoch: int) -> np.ndarray:

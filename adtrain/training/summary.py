@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from adtrain import nn
+from adtrain import __version__, nn
 from adtrain.config import records
 from adtrain.config.document import Data
 from adtrain.config.records import BestBy, Duration, Measured, Precision, Seed, Total
@@ -23,7 +23,6 @@ from adtrain.training.equations import coefficients_of
 from adtrain.training.experiment import Experiment, Mode
 from adtrain.training.scores import ClassScore, Score
 from adtrain.training.trainer import Ending, Result
-from adtrain.version import __version__
 
 SUMMARY = "summary.json"
 

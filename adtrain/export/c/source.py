@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
+from adtrain import __version__
 from adtrain.backends.cpu.compiler import CompilerError, find_compiler
 from adtrain.cache import open_cache
 from adtrain.codegen.elementwise import c_type
@@ -33,7 +34,6 @@ from adtrain.files import asset_path, write_atomic
 from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import Experiment, TrainedModel
-from adtrain.version import __version__
 
 MAX_BYTES = 2**31 - 1
 """The largest array that the indices of the C functions, which are int, can reach."""
