@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import median
 
 from adtrain.bench.peers.systems import ADTRAIN
+from adtrain.bench.result import part_lines
 from adtrain.bench.scaling import COLUMNS, SCALINGS, run, scaling
 from adtrain.bench.scaling_worker import PEERS, Request
-from adtrain.bench.text import parts
 from adtrain.bench.view import Table
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
@@ -83,7 +83,7 @@ def steps(arguments: argparse.Namespace, systems: Sequence[str], keep: Keep) -> 
             print(f"{name}: {error}", flush=True)
             continue
         keep(f"{name}, {', '.join(systems)}", plain(points, sparse=True))
-        print(*parts([Table(COLUMNS, points, title=name)], WIDTH), sep="\n", flush=True)
+        print(*part_lines([Table(COLUMNS, points, title=name)], WIDTH), sep="\n", flush=True)
 
 
 def tests(output: Path) -> None:

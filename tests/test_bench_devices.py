@@ -18,8 +18,8 @@ from adtrain.bench import devices, sampling
 from adtrain.bench.devices import Devices, SizedRow, compared, config_row, crossovers
 from adtrain.bench.machine import protocol
 from adtrain.bench.op_table import BY_NAIVE_LOOPS, TimedOp
+from adtrain.bench.result import part_lines
 from adtrain.bench.sampling import Timing
-from adtrain.bench.text import parts
 from adtrain.bench.view import Ratio
 from adtrain.config.records import plain
 
@@ -44,7 +44,7 @@ def at_sizes(*sizes: int) -> TimedOp:
 def lines(width: int = 60, **found: Any) -> list[str]:
     result = Devices(protocol=protocol("cpu", None), **found)
     json.dumps(result.to_json(), allow_nan=False)
-    report = list(parts(result.view().parts, width))
+    report = list(part_lines(result.view().parts, width))
     assert max(map(len, report)) <= width
     return report
 

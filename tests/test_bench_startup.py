@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from command_line import invoke
 
-from adtrain.bench import compare, startup, text
+from adtrain.bench import compare, startup
+from adtrain.bench.result import text_lines
 from adtrain.bench.startup import Start, Task
 from adtrain.core.errors import AdtrainError
 
@@ -35,7 +36,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, peers: str, *failing: str) -> tupl
     monkeypatch.setattr("adtrain.bench.peers.systems.System.obstacle", lambda *_: None)
     done = invoke("bench", "startup", "smoke", "--device", "cpu", "--against", peers, "--samples", "2", "--json")
     result = json.loads(done.stdout)
-    return done.exit_code, result, text.render(compare.parse(result, "startup.json"), 100)
+    return done.exit_code, result, text_lines(compare.parse(result, "startup.json"), 100)
 
 
 def test_systems_start_in_turns_cold_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
 from adtrain.backends.cuda import H200
-from adtrain.bench import explain, page, text
+from adtrain.bench import explain, page
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
 from adtrain.bench.explain.causes import Finding, LastBatch, Observed, Operation, Pauses
 from adtrain.bench.explain.measure import Measured, observe, tried
 from adtrain.bench.machine import Roofline, rates
 from adtrain.bench.profile import profile_steps
+from adtrain.bench.result import text_lines
 from adtrain.bench.view import duration
 from adtrain.core.array import Placeholder
 from adtrain.core.staging import stage
@@ -367,7 +368,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
 def test_a_fusion_of_a_gpu_that_nearly_applies_is_explained(explained: Explanation) -> None:
     found = measure.nearly_fused(training.outline(config.load("poisson")), H200)
     assert found == ["The fusion row_chain nearly applies: a step has 1,024 rows, expected at least 2,048."]
-    assert found[0] in text.render(replace(explained, nearly_fused=found), 120)
+    assert found[0] in text_lines(replace(explained, nearly_fused=found), 120)
     assert found[0] in page.render(replace(explained, nearly_fused=found))
 
 

@@ -17,7 +17,8 @@ from sweep_runs import run as prepared_run
 from tampered_runs import FILES, STATE, SWEEP_FILES, make, make_sweep, tamper
 
 from adtrain import config, report, training
-from adtrain.bench import compare, page, text
+from adtrain.bench import compare, page
+from adtrain.bench.result import text_lines
 from adtrain.cli import compare as compare_cli
 from adtrain.config import ConfigError
 from adtrain.core.errors import AdtrainError
@@ -45,7 +46,7 @@ def compare_results(run: Path) -> None:
     for paths in ((original, str(run / "result.json")), (str(run / "result.json"), original)):
         result = compare.result(*paths)
         page.render(result)
-        text.render(result, 80)
+        text_lines(result, 80)
 
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -465,14 +465,15 @@ class Output(NamedTuple):
     html_file: Path | None
 
     def write(self, result: Result) -> None:
-        from adtrain.bench import page, text
+        from adtrain.bench import page
+        from adtrain.bench.result import text_lines
         from adtrain.table import terminal_width
 
         values = result.to_json()
         if self.as_json:
             print_json(values)
         else:
-            show(*text.render(result, terminal_width()))
+            show(*text_lines(result, terminal_width()))
         if self.json_file is not None:
             write_file(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
         if self.html_file is not None:
