@@ -15,7 +15,7 @@ from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.bench import ops, result
+from adtrain.bench import ops
 from adtrain.bench.machine import protocol
 from adtrain.bench.op_table import TimedOp
 from adtrain.cache import open_cache
@@ -451,7 +451,7 @@ def test_bench_times_the_operations_of_a_plugin(tmp_path: Path, monkeypatch: pyt
         return ops.Ops(protocol=protocol("cpu", None), ops=[])
 
     monkeypatch.setattr(ops, "result", of)
-    monkeypatch.setattr(result, "text_lines", lambda *_: [])
+    monkeypatch.setattr("adtrain.bench.result.text_lines", lambda *_: [])
     (tmp_path / "mine.py").write_text(FUNCTION + PLUGIN)
     for more in ((), ("--op", "squared"), ("--op", "tanh")):
         result = invoke("bench", "--device", "cpu", "--plugin", str(tmp_path / "mine.py"), *more)

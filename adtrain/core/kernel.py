@@ -148,7 +148,7 @@ class CKernel:
             which names the operation and its scope.
         in_place: numbers of an output and of an argument that may have the same memory, if their types are equal.
         definitions: macros that the file is compiled with, such as lengths from which sizes of memory follow. All
-            functions of a file have the same.
+            functions of a file have the same, except where a macro chooses the functions.
     """
 
     file: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -151,11 +152,11 @@ register(
 
 
 TEAM_SCRATCH = 64 * 64 * 8
-"""Bytes that all threads need for a reduction: MAX_SPLIT_OUTPUTS * PARTS doubles in `kernels/cpu/reduce.h`."""
+"""Bytes that all threads need for a reduction: MAX_SPLIT_OUTPUTS * PARTS doubles in `kernels/cpu/reduce.c`."""
 
 
 def lengths(x: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-    """The lengths that `kernels/cpu/reduce.h` takes."""
+    """The lengths that `kernels/cpu/reduce.c` takes."""
     return alternating(x.shape, axes, 6)
 
 
@@ -171,16 +172,17 @@ def _cumsum_dtypes(x: Any, axis: int, reverse: bool) -> tuple[np.dtype, ...]:
     return x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype
 
 
-register(
-    "sum",
-    "cpu",
-    (
-        *item_and_team("sum.c", "sum", lengths, _sum_dtypes, TEAM_SCRATCH),
-        CKernel("sum.c", "sum_into", lengths, _sum_dtypes, items=True, several_items=True, sums=True),
-    ),
-)
-register("max", "cpu", item_and_team("max.c", "max", lengths, scratch=TEAM_SCRATCH))
-register("min", "cpu", item_and_team("min.c", "min", lengths, scratch=TEAM_SCRATCH))
+def _reduction(name: str, dtypes: Callable[..., tuple[np.dtype, ...]] | None = None) -> tuple[CKernel, CKernel]:
+    """The functions of `kernels/cpu/reduce.c`, where the macro of the same name is defined."""
+    item, team = item_and_team("reduce.c", name, lengths, dtypes, TEAM_SCRATCH)
+    macro = {name.upper(): 1}
+    return replace(item, definitions=macro), replace(team, definitions=macro)
+
+
+_sum, _sum_team = _reduction("sum", _sum_dtypes)
+register("sum", "cpu", (_sum, _sum_team, replace(_sum, name="sum_into", sums=True)))
+register("max", "cpu", _reduction("max"))
+register("min", "cpu", _reduction("min"))
 register("argmax", "cpu", item_and_team("argmax.c", "argmax", lambda x, axis: split_at(x.shape, axis)))
 register("cumsum", "cpu", item_and_team("cumsum.c", "cumsum", _cumsum_numbers, _cumsum_dtypes))
 

@@ -1,16 +1,51 @@
-/* Reductions x[a][b][c][d][e][f] to y[a][c][e], over b, d and f. Absent axes have length 1.
-
-   A file that includes this defines macros: NAME, the function's name; PART, the type of the partial result of a block
-   of elements; TOTAL, the type of the result of blocks, in which rounding errors add up; START, the result of no
-   elements; FOLD(result, x), which combines a result with an element; COMBINE(result, x), which combines two results;
-   LOSES_NAN, whether FOLD may lose a NaN that COMBINE keeps. Elements are then also added, and those whose sum is NaN
-   are combined once more, by COMBINE. The file gets the functions FN(NAME), for one thread, and FN(NAME_team), which
+/* Sums, and largest or smallest elements: reductions x[a][b][c][d][e][f] to y[a][c][e], over b, d and f. Absent axes have
+   length 1. The macro SUM, MAX or MIN chooses the reduction, whose name is NAME: FN(NAME) is for one thread; FN(NAME_team)
    needs MAX_SPLIT_OUTPUTS * PARTS * 8 bytes of scratch.
+
+   Sums of T have the type U: T or int64_t. Blocks are summed in U, and their sums in double (or int64_t), so that the
+   error of a float sum hardly grows with its length. NumPy's pairwise summation has as small an error.
+
+   The largest and smallest elements are NaN if an element is: no comparison replaces it.
 
    Rows (along f) are combined LANES elements at a time, columns (along e, where f is 1) COLUMNS at a time; both become
    vector instructions. The order of summation depends on the lengths alone, never on the number of threads. */
 
 #include "common.h"
+
+/* PART: the type of the partial result of a block of elements. TOTAL: that of the result of blocks, in which rounding
+   errors add up. START: the result of no elements. FOLD combines a result with an element, COMBINE two results.
+   LOSES_NAN: whether FOLD may lose a NaN that COMBINE keeps. Elements are then also added, and those whose sum is NaN are
+   combined once more, by COMBINE. */
+#ifdef SUM
+#define NAME sum
+#define PART U
+#define TOTAL TOTAL_OF(U)
+#define START 0
+#define FOLD(result, x) ((result) + (x))
+#define COMBINE FOLD
+#define LOSES_NAN false
+#else
+#define U T
+#define PART T
+#define TOTAL T
+#define LOSES_NAN _Generic((T)0, float: true, double: true, default: false)
+#endif
+#ifdef MAX
+#define NAME max
+#define START                                                                                              \
+    _Generic((T)0, float: -__builtin_inff(), double: -__builtin_inf(), int64_t: INT64_MIN, int32_t: INT32_MIN, \
+             default: (T)0)
+#define FOLD(result, x) ((x) > (result) ? (x) : (result))
+#define COMBINE(result, x) ((x) > (result) || (x) != (x) ? (x) : (result))
+#endif
+#ifdef MIN
+#define NAME min
+#define START                                                                                            \
+    _Generic((T)0, float: __builtin_inff(), double: __builtin_inf(), int64_t: INT64_MAX, int32_t: INT32_MAX, \
+             default: (T)UINT32_MAX)
+#define FOLD(result, x) ((x) < (result) ? (x) : (result))
+#define COMBINE(result, x) ((x) < (result) || (x) != (x) ? (x) : (result))
+#endif
 
 enum {
     LANES = 32,
@@ -210,3 +245,25 @@ void FN(PASTE(NAME, _team))(const Team *team, const T *x, U *y, int64_t a, int64
     my_share(team, count_units(n), &begin, &end);
     reduce_units(x, y, n, begin, end);
 }
+
+#ifdef SUM
+/* Adds the sums to y. */
+void FN(sum_into)(const T *x, U *y, int64_t a, int64_t b, int64_t c, int64_t d, int64_t e, int64_t f) {
+    if (b * d * f == 1) { /* one element per output: the common case of a sum over items */
+#pragma omp simd
+        for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)x[i];
+        return;
+    }
+    if (b * d == 1 && f > 1) { /* rows one after the other */
+        for (int64_t i = 0; i < a * c * e; i++) y[i] += (U)fold_row(x + i * f, f);
+        return;
+    }
+    const Lengths n = {a, b, c, d, e, f, COLUMNS};
+    TOTAL total[COLUMNS];
+    for (int64_t unit = 0; unit < count_units(n); unit++) {
+        int64_t first;
+        const int64_t count = fold_unit(x, n, unit, total, &first);
+        for (int64_t j = 0; j < count; j++) y[first + j] += (U)total[j];
+    }
+}
+#endif
