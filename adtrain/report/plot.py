@@ -73,7 +73,7 @@ class Drawing:
         self.shapes.append(Shape("text", kind, position, text=text))
 
     def svg(self) -> Markup:
-        return macro("plot.svg.j2", "in_page")(self)
+        return macro("parts.html.j2", "drawing")(self)
 
 
 class Plot(Drawing):

@@ -171,7 +171,7 @@ class Panel(NamedTuple):
 
     def picture(self) -> str:
         """The curves as an SVG file of its own, on a logarithmic axis where that makes sense."""
-        return macro("plot.svg.j2", "alone")(self._plot(self.has_log_scale))
+        return macro("parts.html.j2", "drawing_file")(self._plot(self.has_log_scale))
 
     def _plot(self, logarithmic: bool) -> Plot:
         """The curves. Markers show their value in a tooltip."""
@@ -272,4 +272,4 @@ def rates_svg(found: RateSearch) -> str:
         plot.marker(rate, min(loss, high), "rate", f"rate {rate:g}, loss {loss:.4g}", 2)
     right, down = plot.at(found.proposal, high)
     plot.text((right + 5, down + 12), f"{found.proposal:g}", "axis")
-    return macro("plot.svg.j2", "alone")(plot)
+    return macro("parts.html.j2", "drawing_file")(plot)
