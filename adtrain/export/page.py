@@ -30,7 +30,7 @@ from adtrain.export.c import network
 from adtrain.export.c.code import Argument, Code, Part, Struct
 from adtrain.export.c.source import LAYERS, ready_layers
 from adtrain.nn.module import size_text
-from adtrain.templates import environment
+from adtrain.templates import environment, macro
 from adtrain.text import short
 from adtrain.training import TrainedModel
 from adtrain.training.inputs import is_of_mnist
@@ -72,13 +72,8 @@ def encode(trained: TrainedModel, program: PageProgram, examples: Split | None) 
 
 def script(program: PageProgram) -> Markup:
     """The JavaScript that runs a network: `load`, then `predict`."""
-    text = environment().get_template("demo_network.js.j2").render(
-        program=program.known,
-        generated=Markup(program.functions),
-        module=base64.b64encode(ready_layers()).decode(),
-        constants=base64.b64encode(program.constants).decode(),
-    )  # fmt: skip
-    return Markup(text)
+    module, constants = (base64.b64encode(content).decode() for content in (ready_layers(), program.constants))
+    return macro("demo.js.j2", "network")(program.known, Markup(program.functions), module, constants)
 
 
 def _input(trained: TrainedModel, about: network.Interface, examples: Split | None) -> tuple[str, Mapping[str, Any]]:
@@ -164,7 +159,7 @@ FUNCTIONS = {
     "fabs": "Math.abs", "isfinite": "Number.isFinite", "integer_power": "Math.pow",
     **{name: name for name in ("erf", "rint", "normal_cdf", "normal_pdf", "floor_divide", "floor_remainder")},
 }  # fmt: skip
-"""JavaScript for functions of <math.h> and of `kernels/export/`; `demo_network.js.j2` defines those without `Math`."""
+"""JavaScript for functions of <math.h> and of `kernels/export/`; `demo.js.j2` defines those without `Math`."""
 
 ALIGNMENT = 16
 """Bytes."""
@@ -174,7 +169,7 @@ class PageProgram(NamedTuple):
     """A network as a page runs it.
 
     Attributes:
-        known: what `demo_network.js.j2` reads: "calls", for each statement whether it is checked, its function and its
+        known: what `demo.js.j2` reads: "calls", for each statement whether it is checked, its function and its
             arguments, where an array is [address]; "size", bytes of all memory; addresses, counts and types.
         functions: the generated functions, and the table of them.
         constants: the bytes at address 0.
