@@ -53,7 +53,7 @@ PATCHED = (
 MAP_BYTES = 128
 """Of a tensor map, and its alignment."""
 NUMBERS = {"CONV_NUMBERS": 8}
-"""Parameters that a macro of `conv/implicit_gemm.cuh` stands for."""
+"""Parameters that a macro of `conv/implicit_gemm.cu` stands for."""
 
 
 @cache

@@ -152,6 +152,7 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     macros = cell_macros(cell) | {
         "HIDDEN": lengths.hidden, "RESIDENT": int(division.resident), "CLUSTER": division.cluster,
         "ROWS": division.rows, "UNITS": division.units, "SLICES": division.slices, "THREADS": division.threads,
+        "GRADIENT": int(gradient),
     }  # fmt: skip
     if gradient:
         macros |= {"BUFFERS": division.buffers, "ALL": int(reads_all_cotangents(cell, types))}

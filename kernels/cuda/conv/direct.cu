@@ -1,9 +1,10 @@
 // Direct convolution, for a small number of channels. It is bound by memory traffic, so it has no panels in shared memory;
 // sums are in registers.
 //
-// Macros: CONV_GROUPS, kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, IN_* and OUT_*
-// for the shapes of images and outputs. FILTERS: filters of a thread. WIDE_C: its neighbouring outputs. FLIPPED: of a
-// convolution. BIAS: of a weight gradient.
+// The kernels: conv_direct; if WEIGHT_GRAD, weight_grad_direct and then sum_weight_grad_direct. Other macros: CONV_GROUPS,
+// kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, IN_* and OUT_* for the shapes of
+// images and outputs. FILTERS: filters of a thread. WIDE_C: its neighbouring outputs. FLIPPED: of conv_direct. BIAS: of the
+// others.
 #include "common/collectives.cuh"
 #include "common/epilogue.cuh"
 #include "common/rounding.cuh"
@@ -34,7 +35,7 @@ struct Corner {
     }
 };
 
-#ifdef FLIPPED // a macro of the convolution alone
+#if !WEIGHT_GRAD
 // y = x * w by direct convolution: images (N, C, H, W), weights (O, C / groups, KH, KW), output (N, O, OH, OW). FLIPPED:
 // the weights are (C, O / groups, KH, KW), with their taps in reverse order. The input gradient of a stride-1 convolution
 // is such a convolution of the output gradient.
@@ -110,7 +111,7 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
             if (real(f)) epilogue.write(aux[f], index(f), sums[f]);
     }
 }
-#else
+#else // WEIGHT_GRAD
 // Weight gradient and, with BIAS, bias gradient of a direct convolution: images x (N, C, H, W) and gradients g (N, O,
 // OH, OW) to (O, C / groups, KH, KW) and (O).
 //

@@ -6,6 +6,8 @@
 //
 // A product has K inner numbers. SLICES neighbouring lanes divide them, for UNITS hidden units, and add their sums by shuffles. In
 // the end each item, a row and unit, belongs to EXTRA lanes, and the first of them computes the formulas.
+//
+// The kernels: recurrent; if GRADIENT, recurrent_grad.
 #include "rnn/cells.cuh"
 #include "sm90/cluster.cuh"
 
@@ -162,7 +164,7 @@ template <int K, int OUTPUTS, bool CONTIGUOUS> struct Products {
     }
 };
 
-#ifndef BUFFERS // a macro of the gradient alone
+#if !GRADIENT
 // A recurrent network, all steps in one launch. The hidden states of a step are in shared memory, twice: a step reads those of the
 // step before, and writes its own to all blocks of the cluster.
 
@@ -264,7 +266,7 @@ KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) recurrent(
             exchange.wait((k + 1) % 2, k / 2);
     }
 }
-#else
+#else // GRADIENT
 // The gradient of a recurrent network, all steps in one launch, from the last one to the first. The cotangents of the sums of a
 // step are in shared memory: each block writes those of its units to all blocks of the cluster. Their products with weight_hh
 // are the cotangents of the hidden states before. With BUFFERS = 2 a step writes while others still read those of the step

@@ -103,7 +103,7 @@ class DirectConv:
 
     def kernels(self) -> Sequence[CudaKernel]:
         p, wide = self.problem, self.wide
-        macros = {"FILTERS": self.filters, "WIDE_C": wide, "FLIPPED": int(self.flipped)}
+        macros = {"FILTERS": self.filters, "WIDE_C": wide, "FLIPPED": int(self.flipped), "WEIGHT_GRAD": 0}
         steps = -(-p.pixels // (THREADS * wide))
         few_registers = self.filters * wide <= SUMS // 8
         warps = WARPS * (4 if few_registers else 1)
@@ -180,8 +180,8 @@ class DirectWeightGrad:
         """The sums of each split, and their sum."""
         p, splits = self.problem, self.splits
         gradients = p.outputs[1] * (p.group_channels * p.taps + self.bias)
-        macros = {**_macros(p), "FILTERS": self.filters, "WIDE_C": self._wide, "BIAS": int(self.bias)}
-        file, types = "conv/direct.cu", (p.dtype,)
+        own = {"FILTERS": self.filters, "WIDE_C": self._wide, "BIAS": int(self.bias), "WEIGHT_GRAD": 1}
+        file, types, macros = "conv/direct.cu", (p.dtype,), {**_macros(p), **own}
         multiply = CudaLaunch(
             file,
             "weight_grad_direct",

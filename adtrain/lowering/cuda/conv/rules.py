@@ -1,5 +1,5 @@
 """The rules that choose kernels for conv2d and its gradients; and implicit GEMM, for all shapes, types and GPUs
-(`kernels/cuda/conv/implicit_gemm.cuh`)."""
+(`kernels/cuda/conv/implicit_gemm.cu`)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ class ImplicitGemm:
     """A convolution as a matrix product for each group, whose operands are gathered from the images.
 
     Attributes:
-        file, name: the kernel.
+        name: the kernel in `conv/implicit_gemm.cu`.
         lengths: M, N, K of the product.
         contiguous: how many of its columns are neighbours in memory.
         gathers: what its columns are.
-        phases: number of products, each for some pixels of the images, see `conv/implicit_gemm.cu`.
+        phases: number of products, each for some pixels of the images.
     """
 
     problem: ConvProblem
     target: Target
-    file: str
     name: str
     lengths: tuple[int, int, int]
     contiguous: int
@@ -88,7 +87,7 @@ class ImplicitGemm:
         pixels = self.gathers is Gathers.PIXELS
         lengths = (*problem.images, *problem.outputs[1:], problem.groups)  # CONV_NUMBERS
         multiply = CudaLaunch(
-            self.file,
+            "conv/implicit_gemm.cu",
             self.name,
             lengths if pixels else (*lengths, splits),
             (problem.dtype,),
@@ -98,6 +97,7 @@ class ImplicitGemm:
             definitions={
                 **{**problem.window_macros(), **tile.definitions(), "SPLIT": int(splits > 1), "WIDE_C": wide},
                 "SHARED_BYTES": tile.shared(itemsize),
+                "WEIGHT_GRAD": int(not pixels),
             },
         )
         size = 1, problem.outputs[1], problem.group_channels * problem.taps, splits
@@ -108,7 +108,7 @@ def forward(problem: ConvProblem, target: Target) -> ImplicitGemm:
     """Rows are filters, columns the pixels of all outputs, K the channels and taps."""
     lengths = problem.group_filters, problem.pixels, problem.group_channels * problem.taps
     area = math.prod(problem.outputs[2:])
-    return ImplicitGemm(problem, target, "conv/implicit_gemm.cu", "conv2d", lengths, area, Gathers.PIXELS)
+    return ImplicitGemm(problem, target, "conv2d", lengths, area, Gathers.PIXELS)
 
 
 def input_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
@@ -117,16 +117,14 @@ def input_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
     pixels = count * -(-size[0] // sh) * -(-size[1] // sw)
     lengths = problem.group_channels, pixels, -(-problem.group_filters * problem.taps // (sh * sw))
     contiguous = math.prod(size) if problem.unit_stride else 1  # the pixels of one phase are a stride apart
-    file, name = "conv/implicit_gemm.cu", "conv2d_input_grad"
-    return ImplicitGemm(problem, target, file, name, lengths, contiguous, Gathers.PIXELS, sh * sw)
+    return ImplicitGemm(problem, target, "conv2d_input_grad", lengths, contiguous, Gathers.PIXELS, sh * sw)
 
 
 def weight_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
     """Rows are filters, columns the channels and taps, K the pixels of all outputs."""
     elements = problem.group_channels * problem.taps
     lengths = problem.group_filters, elements, problem.pixels
-    file, name = "conv/implicit_gemm_weight_grad.cu", "conv2d_weight_grad"
-    return ImplicitGemm(problem, target, file, name, lengths, elements, Gathers.ELEMENTS)
+    return ImplicitGemm(problem, target, "conv2d_weight_grad", lengths, elements, Gathers.ELEMENTS)
 
 
 IMPLICIT_GEMMS = {
