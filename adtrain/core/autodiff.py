@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -78,11 +78,16 @@ class ReverseTrace:
         """A tracer for an argument to differentiate by."""
         return ReverseTracer(self, primal, Node("input", (), None, [ArrayType(primal.shape, primal.dtype)]))
 
+    def owns(self, x: Any) -> TypeGuard[ReverseTracer]:
+        """Whether ``x`` is a tracer of this trace."""
+        return isinstance(x, ReverseTracer) and x.trace is self
+
     def lower(self, x: Any) -> Any:
         """``x`` one level down: the primal of a tracer of this trace; anything else unchanged."""
-        return x.primal if isinstance(x, ReverseTracer) and x.trace is self else x
+        return x.primal if self.owns(x) else x
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        args = spread_numbers(primitive, args, self.owns) if primitive.differentiable else args
         primals = [self.lower(x) for x in args]
         out = bind(primitive, *primals, **params)
         if not primitive.differentiable:
@@ -90,7 +95,7 @@ class ReverseTrace:
         positions, parents = [], []
         by_all = primitive.joint_vjp or primitive.by_composition
         for i, x in enumerate(args):
-            if isinstance(x, ReverseTracer) and x.trace is self and (by_all or primitive.rule(i) is not None):
+            if self.owns(x) and (by_all or primitive.rule(i) is not None):
                 positions.append(i)
                 parents.append((x.node, x.position))
         if not positions:
@@ -108,6 +113,17 @@ class ReverseTrace:
         node = Node(name, parents, pull, [ArrayType(x.shape, x.dtype) for x in outputs])
         wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
         return wrapped[0] if single else tuple(wrapped)
+
+
+def spread_numbers(primitive: Primitive, args: Sequence[Any], owns: Callable[[Any], bool]) -> Sequence[Any]:
+    """The arguments of a primitive. Where it is elementwise, those of shape () that are differentiated get its shape.
+
+    So in a rule for derivatives only constants are numbers. `vmap` makes such arguments of what all members share.
+    """
+    if primitive.expression is None or all(x.shape == args[0].shape for x in args):
+        return args
+    shape = max((x.shape for x in args), key=len)
+    return [Value._ops.broadcast_to(x, shape) if owns(x) else x for x in args]
 
 
 def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:
