@@ -17,7 +17,7 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
-from adtrain.core.options import require_function
+from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.primitive import Primitive, Pull
 from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
 from adtrain.core.traced_number import TracedNumber
@@ -262,13 +262,17 @@ def pulled_back(f: Callable[..., Any], args: Sequence[Value], positions: Sequenc
     return pull
 
 
+def checked_position(name: str, argnum: int, count: int) -> int:
+    """``argnum`` as a position from 0; a negative one counts from the end."""
+    if not is_integer(argnum, -count) or argnum >= count:
+        raise ShapeError(f"{name}: found {shown(argnum)} in argnums, expected an integer in [{-count}, {count})")
+    return int(argnum) % count
+
+
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``argnums`` as positions from 0; negative ones count from the end."""
-    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
-    for i in named:
-        if not -count <= i < count:
-            raise ShapeError(f"{name}: found {i} in argnums, expected integers in [{-count}, {count})")
-    positions = tuple(i % count for i in named)
+    """``argnums``, one or several, as positions from 0."""
+    named = argnums if isinstance(argnums, (list, tuple)) else (argnums,)
+    positions = tuple(checked_position(name, i, count) for i in named)
     if len(set(positions)) != len(positions):
         raise ShapeError(f"{name}: argnums {argnums} names an argument twice")
     return positions
