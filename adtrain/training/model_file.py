@@ -135,7 +135,8 @@ class TrainedModel:
     def _read(self, path: Path, format: FileFormat | None) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
         data = self.config.data
-        of_points = {"sdf": data.point_options.sdf, "reference": data.points, "image": data.image, "volume": data.volume}
+        sdf, points = data.point_options.sdf, data.points
+        of_points = {"sdf": sdf, "reference": points, "image": data.image, "volume": data.volume}
         if key := next((key for key, x in of_points.items() if x is not None), None):
             raise AdtrainError(f"{path}: found data for a run on points, expected them by --set data.{key}={path}")
         given = data.options
