@@ -24,6 +24,7 @@ from adtrain.core.trace import Call, Hook, hook
 ORDER = 5
 X = np.array([0.3, 0.8, -0.4])
 V = np.array([1.0, -2.0, 0.5])
+BOTH: Any = (0, 1)
 
 
 def derivatives(f: Callable[..., Any], x: np.ndarray, v: np.ndarray, order: int = ORDER) -> list[np.ndarray]:
@@ -407,7 +408,7 @@ def test_jacfwd_has_the_trees_of_output_and_argument() -> None:
         (lambda: ad.jvp(lambda x: 1.0, (X,), (V,)), ad.DTypeError, "the function returned a value of type float"),
         (lambda: ad.laplacian(ops.sum, np.arange(3)), ad.DTypeError, "laplacian: argument 0 is int64"),
         (lambda: ad.laplacian(ops.sum, X, V), ad.ShapeError, r"found directions of shape \(3,\), expected \(S, 3\)"),
-        (lambda: ad.hessian(ops.sum, (0, 1))(X, X), ad.ShapeError, r"hessian: found \(0, 1\) in argnums"),
+        (lambda: ad.hessian(ops.sum, BOTH)(X, X), ad.ShapeError, r"hessian: found \(0, 1\) in argnums"),
         (lambda: ad.jacfwd(ops.sum, 1)(X), ad.ShapeError, "jacfwd: found 1 in argnums, expected an integer in "),
     ],
 )
