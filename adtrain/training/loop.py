@@ -198,7 +198,7 @@ class _FirstNotFinite(EvaluationTrace):
     def _described(self, x: Value) -> str:
         """Name, shape, and least and largest number."""
         numbers, name = x.numpy(), self.names.get(id(x), "")
-        shape = "x".join(map(str, x.shape)) or "a number"
+        shape = f"{len(x)} numbers" if x.ndim == 1 else "x".join(map(str, x.shape)) or "a number"
         interval = f"{numbers.min():.3g} to {numbers.max():.3g}" if numbers.size else "empty"
         return f"{name} {shape} ({interval})".lstrip()
 
