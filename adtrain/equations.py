@@ -83,8 +83,13 @@ class Names:
     coefficients: tuple[str, ...] = ()
 
     @property
+    def learnt(self) -> tuple[str, ...]:
+        """What a training changes."""
+        return self.outputs + self.coefficients
+
+    @property
     def known(self) -> tuple[str, ...]:
-        return (*self.variables, *self.outputs, *self.coefficients, PI, *FUNCTIONS)
+        return (*self.variables, *self.learnt, PI, *FUNCTIONS)
 
 
 @dataclass(frozen=True)
@@ -287,16 +292,16 @@ class _Parser:
         if self.kind != "name":
             raise self.error(f"found {self.shown}, expected a number, a name or (")
         token, at = self.take()
-        if self.token == "(":
-            if token not in FUNCTIONS:
-                raise self.unknown("function", token, at, tuple(FUNCTIONS))
-            return Call(token, self.in_parentheses(), at)
         if token in FUNCTIONS:
-            raise EquationError(f"found {token} without an argument, expected {token}(...)", self.text, at)
-        if token == PI or token in self.names.variables + self.names.outputs + self.names.coefficients:
+            if self.token != "(":
+                raise EquationError(f"found {token} without an argument, expected {token}(...)", self.text, at)
+            return Call(token, self.in_parentheses(), at)
+        if token == PI or token in self.names.variables + self.names.learnt:
             return Name(token, at)
         if "_" in token:
             return self.derivative(token, at)
+        if self.token == "(":
+            raise self.unknown("function", token, at, tuple(FUNCTIONS))
         raise self.unknown("name", token, at, self.names.known)
 
     def in_parentheses(self) -> Expression:

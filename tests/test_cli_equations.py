@@ -130,6 +130,8 @@ def test_outputs_are_predicted_at_the_points_of_a_table(run: Path, tmp_path: Pat
     table.write_text("t,x,u\n0,0.5,1\n1,2,5\n")
     scored = json.loads(command("eval", run, "--set", f"data.reference={table}", "--json").stdout)
     assert set(scored["test"]) == {"loss", "error"}
+    refused = command("eval", run, "--data", table, expect=2).stderr
+    assert f"known.csv: found data for a run on points, expected them by --set data.reference={table}" in refused
 
 
 def test_a_solution_is_exported_as_c(run: Path, tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from command_line import invoke
 
 import adtrain as ad
 from adtrain import config, curvature, ops, training
+from adtrain.training import model_file
+from adtrain.training.evaluation import predictions
 
 
 def test_gradients_of_examples_are_those_of_each_alone() -> None:
@@ -104,6 +106,33 @@ def test_a_training_measures_curvature_and_an_evaluation_the_same(tmp_path: Path
     assert again["top_eigenvalues"] == pytest.approx(found["top_eigenvalues"])
     assert invoke("report", str(run)).exit_code == 0
     assert "top_eigenvalues[2]" in (run / "report.html").read_text()
+
+
+def test_a_training_on_numbers_measures_the_curvature_of_its_loss(tmp_path: Path) -> None:
+    rows = np.random.default_rng(4).normal(size=(40, 3))
+    np.savetxt(tmp_path / "rows.csv", rows, delimiter=",", header="a,b,target", comments="")
+    (tmp_path / "rows.yaml").write_text(
+        "name: rows\n"
+        f"data: {{path: {tmp_path}/rows.csv, test: 0.5, target: target, batch_size: 8}}\n"
+        "model: {layers: [{linear: 1}]}\n"
+        "loss: mse\n"
+        "optimizer: adam\n"
+        "training: {epochs: 1, metrics: [per_example_norm, {top_eigenvalues: 1}]}\n"
+    )
+    run = tmp_path / "run"
+    arguments = ("train", str(tmp_path / "rows.yaml"), "--output-dir", str(run), "--device", "cpu")
+    assert invoke(*arguments).exit_code == 0
+    found = json.loads((run / "summary.json").read_text())["metrics"]
+    trained = model_file.load(run)
+    test = trained.test_split()
+    network = trained.network
+    predicted = predictions(network, trained.params, trained.statistics, test.images, "cpu")
+    x = (np.asarray(test.images)[:, :, 0, 0] - network.mean) / network.std
+    x = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    gradients = 2 * (predicted - np.asarray(test.labels)) * x
+    assert found["per_example_norm"] == pytest.approx(np.linalg.norm(gradients, axis=1).mean(), rel=1e-4)
+    largest = np.linalg.eigvalsh(2 * x.T @ x / len(x))[-1]
+    assert found["top_eigenvalues"] == pytest.approx([largest], rel=1e-3)
 
 
 def test_lower_curvature_is_better() -> None:

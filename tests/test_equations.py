@@ -135,6 +135,8 @@ def test_the_order_of_the_variables_of_a_derivative_does_not_count() -> None:
         ("u_", "expected variables after it, such as u_t", 0),
         ("sin x", "found sin without an argument", 0),
         ("foo(x)", "unknown function foo", 0),
+        ("u(0, x)", "found '(', expected an operator or the end", 1),
+        ("2 * (pi(x))", "found '(', expected an operator or )", 7),
         ("(u + 1", "found ( without a matching )", 0),
         ("u + 1)", "found ')', expected an operator or the end", 5),
         ("(u x)", "found 'x', expected an operator or )", 3),

@@ -24,6 +24,7 @@ from adtrain.core.trace import Call, Hook, hook
 ORDER = 5
 X = np.array([0.3, 0.8, -0.4])
 V = np.array([1.0, -2.0, 0.5])
+BOTH: Any = (0, 1)
 
 
 def derivatives(f: Callable[..., Any], x: np.ndarray, v: np.ndarray, order: int = ORDER) -> list[np.ndarray]:
@@ -377,6 +378,16 @@ def test_a_tall_jacobian_is_computed_in_forward_mode() -> None:
     np.testing.assert_allclose(found.numpy(), a * (1 - np.tanh(a @ X) ** 2)[:, None], rtol=1e-13)
 
 
+def test_keyword_arguments_are_constants_of_every_derivative() -> None:
+    scaled = lambda x, factor: ops.sin(x) * factor  # noqa: E731
+    total = lambda x, factor: scaled(x, factor).sum()  # noqa: E731
+    for derivative in (ad.jacfwd, ad.jacobian):
+        np.testing.assert_allclose(derivative(scaled)(X, factor=2.0).numpy(), np.diag(2 * np.cos(X)))
+    np.testing.assert_allclose(ad.hessian(total)(X, factor=2.0).numpy(), np.diag(-2 * np.sin(X)))
+    each = ad.per_example_grad(lambda x, y, factor: total(x, factor) * y)(X, V, factor=2.0)
+    np.testing.assert_allclose(each.numpy(), np.outer(V, 2 * np.cos(X)))
+
+
 def test_jacfwd_has_the_trees_of_output_and_argument() -> None:
     argument = {"a": np.ones(2), "b": (np.ones(()), None)}
     found = ad.jacfwd(lambda p: (p["a"] * p["b"][0], p["b"][0]))(argument)
@@ -397,7 +408,8 @@ def test_jacfwd_has_the_trees_of_output_and_argument() -> None:
         (lambda: ad.jvp(lambda x: 1.0, (X,), (V,)), ad.DTypeError, "the function returned a value of type float"),
         (lambda: ad.laplacian(ops.sum, np.arange(3)), ad.DTypeError, "laplacian: argument 0 is int64"),
         (lambda: ad.laplacian(ops.sum, X, V), ad.ShapeError, r"found directions of shape \(3,\), expected \(S, 3\)"),
-        (lambda: ad.jacfwd(ops.sum, 1)(X), ad.ShapeError, "jacfwd: found 1 in argnums, expected integers in "),
+        (lambda: ad.hessian(ops.sum, BOTH)(X, X), ad.ShapeError, r"hessian: found \(0, 1\) in argnums"),
+        (lambda: ad.jacfwd(ops.sum, 1)(X), ad.ShapeError, "jacfwd: found 1 in argnums, expected an integer in "),
     ],
 )
 def test_invalid_uses_are_one_line(call: Any, error: Any, message: str) -> None:

@@ -351,7 +351,8 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
         (["data.points={t: 2}"], "data.points.t: found 2, expected a number and a greater one"),
         (["data.points=2"], "data.points: found 2, expected variables with the least and the greatest number of each"),
         (["model.coefficients={k: x}"], "model.coefficients.k: found 'x', expected a number in"),
-        (["data.points={tt: [0, 2]}"], "expected variables with the least and the greatest number of each"),
+        (["data.points={tt: [0, 2]}"], "the name of one is a letter, which digits may follow"),
+        (["loss=[{equation: 2 * t}]"], "found nothing that the training changes, expected u in it\n  2"),
         (["model.input=[x]"], r"model.input: found \[x\], expected the variables of data.points, each once: t"),
         (
             ["model.input=[1]"],
@@ -383,6 +384,14 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
 def test_a_mistake_is_an_error_that_names_the_key(tmp_path: Path, settings: list[str], message: str) -> None:
     with pytest.raises(AdtrainError, match=message):
         prepared(tmp_path, *settings)
+
+
+def test_layers_without_a_derivative_that_an_equation_needs_are_refused() -> None:
+    where = ops.ones((2, 1, 1, 1), "float64")
+    piecewise = lambda x: ops.relu(ops.reshape(x, (2, 1)) * 3.0)  # noqa: E731
+    assert derivatives(piecewise, where, [(0, (0,))])[0, (0,)].numpy().tolist() == [3, 3]
+    with pytest.raises(AdtrainError, match="loss: the derivatives of order 2 are 0 at all points, expected layers"):
+        derivatives(piecewise, where, [(0, (0, 0))])
 
 
 def test_an_error_shows_the_equation_with_a_caret(tmp_path: Path) -> None:

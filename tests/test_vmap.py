@@ -99,6 +99,21 @@ def test_a_shared_argument_gets_the_sum_of_the_gradients() -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-11, err_msg=case.op)
 
 
+@pytest.mark.parametrize("op", [ops.add, ops.sub, ops.mul, ops.div, ops.maximum, ops.hypot, ops.power])
+def test_a_shared_number_has_the_derivatives_of_a_loop_in_each_mode(op: Callable[..., Any]) -> None:
+    xs, number = np.array([0.3, 0.8, 1.4]), np.array(0.7)
+    mapped = lambda s: ad.vmap(lambda x: op(x, s) + 2.0 * op(s, x))(xs)  # noqa: E731
+    each = lambda s: ops.stack([op(x, s) + 2.0 * op(s, x) for x in xs])  # noqa: E731
+    for derivative in (
+        lambda f: ad.jet(f, (number,), [(number,), None])[1],
+        lambda f: [ad.jacfwd(f)(number), ad.jacobian(f)(number)],
+        lambda f: [ad.grad(lambda s: f(s).sum())(number), ad.hessian(lambda s: f(s).sum())(number)],
+        lambda f: [ad.grad(lambda s: ad.jvp(f, (s,), (s,))[1].sum())(number)],
+    ):
+        for found, expected in zip(derivative(mapped), derivative(each), strict=True):
+            np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-12, atol=1e-12, strict=True)
+
+
 SMALL = st.integers(1, 3)
 
 

@@ -390,8 +390,8 @@ class Training(Section):
     )
     metrics: list[Metric] | None = Field(
         None,
-        description="metrics of a classification, in addition to the accuracy: of the validation images after each "
-        "epoch, and of the test images at the end",
+        description="metrics in addition to those of the task: of the validation images after each epoch, and of the "
+        "test images at the end; most are for classes",
     )
     early_stopping: EarlyStopping | None = Field(None, description="when to end before the last epoch")
 

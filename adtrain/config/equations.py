@@ -10,6 +10,7 @@ from adtrain.config.specs import Term
 from adtrain.equations import (
     FUNCTIONS,
     PI,
+    Derivative,
     EquationError,
     Expression,
     Name,
@@ -68,6 +69,10 @@ def expressions(cfg: Config, terms: list[Term]) -> list[Expression]:
         path: PathParts = ("loss", i)
         try:
             found.append(_parsed(cfg, (*path, "equation"), term.equation, known_names))
+            names_in_it = [x.output if isinstance(x, Derivative) else getattr(x, "name", "") for x in parts(found[-1])]
+            if set(known_names.learnt).isdisjoint(names_in_it):
+                reason = f"found nothing that the training changes, expected {' or '.join(known_names.learnt)} in it"
+                problems.append(_problem(cfg, (*path, "equation"), EquationError(reason, term.equation, 0)))
         except ConfigError as error:
             problems += error.problems
         problems += _problems_of_places(cfg, (*path, "at"), term)

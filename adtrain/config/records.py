@@ -113,7 +113,10 @@ Interval = Annotated[
 Box = Annotated[
     dict[Variable, Interval],
     Field(min_length=1),
-    Expected("variables with the least and the greatest number of each, such as {t: [0, 1], x: [-1, 1]}"),
+    Expected(
+        "variables with the least and the greatest number of each, such as {t: [0, 1], x1: [-1, 1]}; "
+        "the name of one is a letter, which digits may follow"
+    ),
 ]
 Solution = Annotated[
     Text | dict[OutputName, Text],

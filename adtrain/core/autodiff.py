@@ -10,14 +10,14 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import TracedNumber, Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
-from adtrain.core.options import require_function
+from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.primitive import Primitive, Pull
 from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
 from adtrain.core.types import ArrayType
@@ -77,11 +77,16 @@ class ReverseTrace:
         """A tracer for an argument to differentiate by."""
         return ReverseTracer(self, primal, Node("input", (), None, [ArrayType(primal.shape, primal.dtype)]))
 
+    def owns(self, x: Any) -> TypeGuard[ReverseTracer]:
+        """Whether ``x`` is a tracer of this trace."""
+        return isinstance(x, ReverseTracer) and x.trace is self
+
     def lower(self, x: Any) -> Any:
         """``x`` one level down: the primal of a tracer of this trace; anything else unchanged."""
-        return x.primal if isinstance(x, ReverseTracer) and x.trace is self else x
+        return x.primal if self.owns(x) else x
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: Mapping[str, Any]) -> Any:
+        args = spread_numbers(primitive, args, self.owns) if primitive.differentiable else args
         primals = [self.lower(x) for x in args]
         out = bind(primitive, *primals, **params)
         if not primitive.differentiable:
@@ -89,7 +94,7 @@ class ReverseTrace:
         positions, parents = [], []
         by_all = primitive.joint_vjp or primitive.by_composition
         for i, x in enumerate(args):
-            if isinstance(x, ReverseTracer) and x.trace is self and (by_all or primitive.rule(i) is not None):
+            if self.owns(x) and (by_all or primitive.rule(i) is not None):
                 positions.append(i)
                 parents.append((x.node, x.position))
         if not positions:
@@ -107,6 +112,17 @@ class ReverseTrace:
         node = Node(name, parents, pull, [ArrayType(x.shape, x.dtype) for x in outputs])
         wrapped = [ReverseTracer(self, x, node, i) if x.dtype.kind == "f" else x for i, x in enumerate(outputs)]
         return wrapped[0] if single else tuple(wrapped)
+
+
+def spread_numbers(primitive: Primitive, args: Sequence[Any], owns: Callable[[Any], bool]) -> Sequence[Any]:
+    """The arguments of a primitive. Where it is elementwise, those of shape () that are differentiated get its shape.
+
+    So in a rule for derivatives only constants are numbers. `vmap` makes such arguments of what all members share.
+    """
+    if primitive.expression is None or all(x.shape == args[0].shape for x in args):
+        return args
+    shape = max((x.shape for x in args), key=len)
+    return [Value._ops.broadcast_to(x, shape) if owns(x) else x for x in args]
 
 
 def fill_zeros(ct: Value | None, zero: tuple[Any, Any, str]) -> Value | None:
@@ -245,13 +261,17 @@ def pulled_back(f: Callable[..., Any], args: Sequence[Value], positions: Sequenc
     return pull
 
 
+def checked_position(name: str, argnum: int, count: int) -> int:
+    """``argnum`` as a position from 0; a negative one counts from the end."""
+    if not is_integer(argnum, -count) or argnum >= count:
+        raise ShapeError(f"{name}: found {shown(argnum)} in argnums, expected an integer in [{-count}, {count})")
+    return int(argnum) % count
+
+
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``argnums`` as positions from 0; negative ones count from the end."""
-    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
-    for i in named:
-        if not -count <= i < count:
-            raise ShapeError(f"{name}: found {i} in argnums, expected integers in [{-count}, {count})")
-    positions = tuple(i % count for i in named)
+    """``argnums``, one or several, as positions from 0."""
+    named = argnums if isinstance(argnums, (list, tuple)) else (argnums,)
+    positions = tuple(checked_position(name, i, count) for i in named)
     if len(set(positions)) != len(positions):
         raise ShapeError(f"{name}: argnums {argnums} names an argument twice")
     return positions

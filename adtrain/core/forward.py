@@ -15,7 +15,7 @@ import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array
-from adtrain.core.autodiff import Recording, check_tuples, checked_positions, differentiable, grad, matching_tangents
+from adtrain.core.autodiff import Recording, check_tuples, checked_position, differentiable, grad, matching_tangents
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import require_function, shown
 from adtrain.core.taylor import Coefficient, TaylorTrace
@@ -192,8 +192,8 @@ def _jacfwd(name: str, f: Callable[..., Any], argnums: int) -> Callable[..., Any
     require_function(name, f)
 
     @wraps(f)
-    def derivatives(*args: Any) -> Any:
-        (position,) = checked_positions(name, argnums, len(args))
+    def derivatives(*args: Any, **options: Any) -> Any:
+        position = checked_position(name, argnums, len(args))
         leaves, structure = tree.flatten(args[position])
         values = [differentiable(name, f"argument {position}", x) for x in leaves]
         columns = []
@@ -201,14 +201,14 @@ def _jacfwd(name: str, f: Callable[..., Any], argnums: int) -> Callable[..., Any
 
             def along(v: Value, i: int = i) -> Any:
                 def moved(*leaves: Any) -> Any:
-                    return f(*args[:position], tree.unflatten(structure, leaves), *args[position + 1 :])
+                    return f(*args[:position], tree.unflatten(structure, leaves), *args[position + 1 :], **options)
 
                 return _pushed(name, moved, values, [[v if j == i else None for j in range(len(values))]], 1)[1][0]
 
             found = vmap(along, out_axes=-1)(_basis(x))
             columns.append(tree.map(lambda y, s=x.shape: Value._ops.reshape(y, (*y.shape[:-1], *s)), found))
         if not columns:
-            return tree.map(lambda y: tree.unflatten(structure, []), f(*args))
+            return tree.map(lambda y: tree.unflatten(structure, []), f(*args, **options))
         by_output = zip(*map(tree.leaves, columns), strict=True)
         return tree.unflatten(tree.flatten(columns[0])[1], [tree.unflatten(structure, list(x)) for x in by_output])
 
@@ -260,13 +260,13 @@ def jacobian(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:
     require_function("jacobian", f)
 
     @wraps(f)
-    def derivatives(*args: Any) -> Any:
-        (position,) = checked_positions("jacobian", argnums, len(args))
-        recording = Recording("jacobian", f, args, (position,), has_aux=False)
+    def derivatives(*args: Any, **options: Any) -> Any:
+        position = checked_position("jacobian", argnums, len(args))
+        recording = Recording("jacobian", partial(f, **options), args, (position,), has_aux=False)
         for out in recording.primals_out:
             differentiable("jacobian", "the function's value", out)
         if sum(x.size for x in recording.primals_out) > sum(x.size for x in recording.inputs):
-            return _jacfwd("jacobian", f, position)(*args)
+            return _jacfwd("jacobian", f, position)(*args, **options)
         per_output = []
         for k, out in enumerate(recording.primals_out):
             before, after = [None] * k, [None] * (len(recording.primals_out) - k - 1)

@@ -28,7 +28,7 @@ from functools import partial, reduce
 from typing import Any, TypeAlias
 
 from adtrain.core.array import Value
-from adtrain.core.autodiff import Recording
+from adtrain.core.autodiff import Recording, spread_numbers
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import Tracer, bind
 from adtrain.core.types import ArrayType
@@ -128,6 +128,7 @@ class TaylorTrace:
             return bind(primitive, *map(self.lower, args), **params)
         if primitive.composition is not None:
             return self._composed(primitive, args, params)
+        args = spread_numbers(primitive, args, self.owns)
         moving = [i for i, x in enumerate(args) if self.owns(x)]
         homogeneous = any(self._lowest(x) for x in args)
         own_rule = primitive.taylor is not None or not {Trait.LINEAR, Trait.BILINEAR}.isdisjoint(primitive.traits)

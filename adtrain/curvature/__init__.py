@@ -11,7 +11,7 @@ import numpy as np
 
 from adtrain.core import tree
 from adtrain.core.array import Value, array
-from adtrain.core.autodiff import grad
+from adtrain.core.autodiff import checked_position, grad
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.forward import hvp
 from adtrain.core.options import is_integer, require_function, shown
@@ -47,9 +47,9 @@ def per_example_grad(f: Callable[..., Any], argnums: int = 0) -> Callable[..., A
     require_function("per_example_grad", f)
 
     @wraps(f)
-    def gradients(*args: Any) -> Any:
-        shared = argnums % len(args) if args else argnums
-        return vmap(grad(f, argnums), [None if i == shared else 0 for i in range(len(args))])(*args)
+    def gradients(*args: Any, **options: Any) -> Any:
+        shared = checked_position("per_example_grad", argnums, len(args))
+        return vmap(grad(f, shared), [None if i == shared else 0 for i in range(len(args))])(*args, **options)
 
     return gradients
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from adtrain import config, nn, ops, optim
+from adtrain import config, curvature, nn, ops, optim
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION, takes_labels
 from adtrain.config.problems import found
@@ -218,11 +218,13 @@ def check_metrics(cfg: Config, task: Task) -> None:
             expected = f"expected train_ or validation_ with one of {', '.join(fields)}"
             expected += f", or validation_ with one of {', '.join(others)}" if others else ""
             raise cfg.error_at(("training", "best_by"), f"found {best_by}, {expected}")
-    if cfg.training.metrics and not isinstance(task, Classification):
+    kinds = [x.kind for x in cfg.training.metrics or ()]
+    if isinstance(task, Solution) and (refused := [kind for kind in kinds if kind in curvature.METRICS]):
+        reason = "which are for losses that are a mean over examples"
+        raise cfg.error_at(("training", "metrics"), f"found {', '.join(refused)}, {reason}")
+    if not isinstance(task, Classification) and (refused := [kind for kind in kinds if kind not in curvature.METRICS]):
         reason = f"which are for classes; this task always has {', '.join(fields)}"
-        raise cfg.error_at(
-            ("training", "metrics"), f"found {', '.join(x.kind for x in cfg.training.metrics)}, {reason}"
-        )
+        raise cfg.error_at(("training", "metrics"), f"found {', '.join(refused)}, {reason}")
 
 
 def other_metrics(cfg: Config, task: Task) -> list[str]:

@@ -21,6 +21,7 @@ from adtrain.config.equations import expressions, names, reference
 from adtrain.config.specs import Equations
 from adtrain.core.array import Value, array
 from adtrain.core.autodiff import Recording
+from adtrain.core.errors import AdtrainError
 from adtrain.core.forward import jet
 from adtrain.core.staging import stage
 from adtrain.core.trace import scope
@@ -369,7 +370,12 @@ def _by_reverse_mode(f: Callable[[Value], Value], where: Value, keys: Collection
         for i, ((output, by), variables) in enumerate(heads.items()):
             seeds: list[Value | None] = [None] * len(heads)
             seeds[i] = ops.ones_like(recording.primals_out[i])
-            (gradient,) = recording.pull_back(seeds, retain=True)
+            (gradient,) = recording.cotangents(seeds, retain=True)
+            if gradient is None:
+                raise AdtrainError(
+                    f"loss: the derivatives of order {order} are 0 at all points, expected layers with such "
+                    "derivatives, such as tanh, silu or sine; relu has none of order 2"
+                )
             for variable in sorted(variables):
                 found[output, (*by, variable)] = gradient[:, variable, 0, 0]
         return found

@@ -162,6 +162,8 @@ CAUSES: dict[str, tuple[Callable[..., Any], str]] = {
     "rsqrt": (lambda x: x <= 0, "rsqrt needs numbers above 0, add a small number to its operand"),
     "sqrt": (lambda x: x < 0, "sqrt needs numbers of at least 0"),
     "log": (lambda x: x <= 0, "log needs numbers above 0, add a small number, or use a loss that takes logits"),
+    "power_scalar": (lambda x: x <= 0, "a power needs a base above 0, unless the exponent is a positive integer"),
+    "power": (lambda x, y: x <= 0, "a power needs a base above 0, unless the exponent is a positive integer"),
     "exp": (lambda x: x > np.log(np.finfo(x.dtype).max), "exp overflows, subtract the largest number, as softmax does"),
 }
 """What makes the result of an operation infinite or NaN, as a condition on its operands, and what to do."""
@@ -196,7 +198,7 @@ class _FirstNotFinite(EvaluationTrace):
     def _described(self, x: Value) -> str:
         """Name, shape, and least and largest number."""
         numbers, name = x.numpy(), self.names.get(id(x), "")
-        shape = "x".join(map(str, x.shape)) or "a number"
+        shape = f"{len(x)} numbers" if x.ndim == 1 else "x".join(map(str, x.shape)) or "a number"
         interval = f"{numbers.min():.3g} to {numbers.max():.3g}" if numbers.size else "empty"
         return f"{name} {shape} ({interval})".lstrip()
 

@@ -134,7 +134,12 @@ class TrainedModel:
 
     def _read(self, path: Path, format: FileFormat | None) -> DataSet:
         """The data at `path`, read with those options of the config that fit their format."""
-        given = self.config.data.options
+        data = self.config.data
+        sdf, points = data.point_options.sdf, data.points
+        of_points = {"sdf": sdf, "reference": points, "image": data.image, "volume": data.volume}
+        if key := next((key for key, x in of_points.items() if x is not None), None):
+            raise AdtrainError(f"{path}: found data for a run on points, expected them by --set data.{key}={path}")
+        given = data.options
         if format is not None:
             given = replace(given, format=format)
         format_ = formats.format_of(path, given.format)
