@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from adtrain.cli.train_report import (
 )
 from adtrain.config import Config
 from adtrain.config.records import plain
-from adtrain.core import communicator
+from adtrain.core import communicator, timeline
 from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
 from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
@@ -50,6 +51,7 @@ def train(
     longer: list[str],
     epochs: int | None,
     steps: int | None,
+    max_time: float | None,
     plugins: tuple[str, ...],
     device: str,
     autotune: str,
@@ -73,6 +75,7 @@ def train(
         device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
+    deadline = math.inf if max_time is None else timeline.current().began + max_time
     step_mode = training.Mode.EAGER if eager else training.Mode.STAGED if no_fuse else training.Mode.FUSED
 
     def finish(
@@ -87,7 +90,7 @@ def train(
             if start is not None and first:
                 folder.reopen(experiment, start)
             display.peak = peak_of(experiment.config, device)
-            result = run_training(experiment, folder, device, start, events and first, display)
+            result = run_training(experiment, folder, device, start, events and first, display, deadline)
             return profile_and_summarize(experiment, folder, device, profile, result)
 
     if run is not None:
@@ -177,11 +180,15 @@ def run_training(
     start: training.Start | None,
     events: bool,
     display: ProgressLines,
+    deadline: float,
 ) -> training.Result:
-    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
+    """Train and write the run's files. If the run is stopped, print how to resume it, and exit.
+
+    `deadline`, by `time.perf_counter`, stops the run too.
+    """
     with ExitStack() as stack:
         stack.callback(display.close)
-        signals = stack.enter_context(stop_signals(is_silent()))
+        signals = stack.enter_context(stop_signals(is_silent(), deadline))
         observers: list[Observer] = [display]
         if events:
             at = None if start is None else start.checkpoint.progress.step
@@ -195,7 +202,7 @@ def run_training(
             display.close()
             message(f"{stopped}; {advice}")
             raise AgreedExit(largest(signals.exit_code)) from None
-    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+    if any_rank(signals.number is not None):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
         raise AgreedExit(largest(signals.exit_code))
     return result
