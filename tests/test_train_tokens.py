@@ -351,6 +351,12 @@ def test_a_vocabulary_for_data_that_have_none_is_an_error(tmp_path: Path, name: 
     assert error_of("new", tmp_path / name, "--tokens", "270") == f"--tokens: {found}"
 
 
+def test_a_folder_of_texts_is_told_how_it_becomes_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    commands = f"adtrain data tokenize {tmp_path} -o tokens --vocabulary 300, then adtrain new tokens"
+    assert error_of("new", tmp_path, "--tokens", "300").endswith(f"for a folder of texts: {commands}")
+
+
 @pytest.mark.parametrize("source", ["words.txt", "tokens"])
 def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     write_tokens(tmp_path, words=300)

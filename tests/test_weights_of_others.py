@@ -467,10 +467,17 @@ def test_a_folder_with_a_tokenizer_gives_the_tokens_of_the_text_and_its_export_h
     write(with_weights({**GPT2, "vocab_size": 270}), tmp_path / "given")
     (tmp_path / "given" / "tokenizer.json").write_text(used.content)
     assert "give one of them" in one_line(command("new", "x.txt", "--from", "given", "--tokens", 300, expect=2))
+    command("data", "tokenize", "x.txt", "-o", "same", "--tokenizer", "given/tokenizer.json")
+    assert "path: same\n  unit: token\n  length: 8\n" in command("new", "same", "--from", "given").stdout
+    command("data", "tokenize", "x.txt", "-o", "other", "--vocabulary", 260)
+    assert one_line(command("new", "other", "--from", "given", expect=2)) == (
+        "other: found tokens of another tokenizer; make them by data tokenize --tokenizer given/tokenizer.json"
+    )
     (tmp_path / "c.yaml").write_text(command("new", "x.txt", "--from", "given").stdout)
     options = config.load(tmp_path / "c.yaml").data.options
     assert (options.unit, options.tokenizer, options.length) == ("token", "given/tokenizer.json", 8)
     command("train", "c.yaml", "--output-dir", "run", "--set", "training.epochs=1")
+    assert "set training.init_from to run" in one_line(command("new", "x.txt", "--from", "run", expect=2))
     command("export", "run", "--format", "huggingface")
     assert (tmp_path / "run" / "huggingface" / "tokenizer.json").read_text() == used.content
     settings = json.loads((tmp_path / "run" / "huggingface" / "config.json").read_text())

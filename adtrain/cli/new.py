@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats, token_folder, tokenizer
 from adtrain.data.errors import warn
 from adtrain.data.image_folder import BrokenImageError, ImageOptions, SizesError
 from adtrain.data.statistics import extreme, target_statistics
@@ -128,10 +129,19 @@ def command(source: str, tokens: int | None, folder: Path | None, data_overrides
     """
     if tokens is not None and folder is not None:
         raise click.UsageError("--tokens and --from: the vocabulary is that of the folder; give one of them")
+    path = Path(source).expanduser()
+    if tokens is not None and path.is_dir() and not token_folder.is_token_folder(path):
+        commands = (
+            f"adtrain data tokenize {shlex.quote(source)} -o tokens --vocabulary {tokens}, then adtrain new tokens"
+        )
+        raise AdtrainError(f"{source}: found a folder, expected a text file; for a folder of texts: {commands}")
+    if folder is not None and config.is_run(str(folder)):
+        copied = f"change data.path in a copy of {folder / 'config.yaml'}, and set training.init_from to {folder}"
+        raise AdtrainError(f"{folder}: found a run of adtrain, expected a folder of transformers; {copied}")
     start = None if folder is None else Start(folder, architectures.read(folder))
     given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
-        given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
+        given = _tokens_of(start.folder / FILE, path)
     section = section_of(source, data_overrides, given)
     try:
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
@@ -143,6 +153,18 @@ def command(source: str, tokens: int | None, folder: Path | None, data_overrides
             raise
         raise DataError(f"--tokens: {error.reason}") from None
     show(*lines)
+
+
+def _tokens_of(file: Path, source: Path) -> dict[str, Any]:
+    """The keys that give the data at `source` the tokens of the tokenizer in a file.
+
+    Raises DataError for a folder with other tokens.
+    """
+    if not token_folder.is_token_folder(source):
+        return {"unit": "token", "tokenizer": str(file)}
+    if tokenizer.read(source / FILE).digest != tokenizer.read(file).digest:
+        raise DataError(f"{source}: found tokens of another tokenizer; make them by data tokenize --tokenizer {file}")
+    return {"unit": "token"}
 
 
 class Start(NamedTuple):
