@@ -173,7 +173,7 @@ def is_streamed(split: Split, device: str) -> bool:
 def held_bytes(split: Split, device: str) -> int:
     """The bytes on `device` that `on_device` takes for the split."""
     of_images, both = split.images.nbytes, split.images.nbytes + split.labels.nbytes
-    return 2 * min(CHUNK_BYTES, of_images) * both // of_images if is_streamed(split, device) else both
+    return 2 * CHUNK_BYTES * both // of_images if is_streamed(split, device) else both
 
 
 def _usable_in_place(images: Images, device: str) -> bool:
