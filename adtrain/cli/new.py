@@ -80,6 +80,7 @@ class Gpt:
 
     Attributes:
         tokens: it is proposed for texts of up to this number of tokens.
+        optimizer: as in a config.
     """
 
     tokens: float
@@ -88,16 +89,20 @@ class Gpt:
     width: int
     heads: int
     depth: int
-    lr: float
+    optimizer: str
     epochs: int
 
 
+MUON = 'muon: {lr: 0.02, weight_decay: 0.1, rest: {adamw: {lr: 0.003, weight_decay: 0.1}}, rest_paths: ["0.*", "1.*"]}'
+"""Its `rest_paths` are those of the embedding and the positions."""
+ADAMW = "adamw: {lr: 0.0006, weight_decay: 0.1}"
+
 GPTS = (
-    # tokens, length, batch_size, width, heads, depth, lr, epochs
-    Gpt(1e6, 128, 64, 128, 4, 4, 0.001, 20),
-    Gpt(1e7, 256, 64, 256, 8, 6, 0.001, 10),
-    Gpt(1e8, 512, 32, 512, 8, 8, 0.0006, 3),
-    Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
+    # tokens, length, batch_size, width, heads, depth, optimizer, epochs
+    Gpt(1e6, 128, 64, 128, 4, 4, MUON, 10),
+    Gpt(1e7, 256, 64, 256, 8, 6, MUON, 10),
+    Gpt(1e8, 512, 32, 512, 8, 8, ADAMW, 3),
+    Gpt(math.inf, 1024, 16, 768, 12, 12, ADAMW, 1),  # that of GPT-2 with 124 million parameters
 )
 LEAST_SEQUENCES, SHORTEST = 64, 16
 """The length of a sequence is halved until a text has LEAST_SEQUENCES of them, or down to SHORTEST."""
@@ -411,7 +416,7 @@ def _training(epochs: int) -> list[str]:
 def _gpt_training(gpt: Gpt) -> list[str]:
     """The lines of optimizer, schedule and training, for a text of tokens."""
     return [
-        f"optimizer: {{adamw: {{lr: {gpt.lr}, weight_decay: 0.1}}}}",
+        f"optimizer: {{{gpt.optimizer}}}",
         f"schedule: {{cosine: {{warmup_epochs: {0.05 * gpt.epochs:g}}}}}",
         f"training: {{epochs: {gpt.epochs}, seed: 0, clip_norm: 1.0}}",
     ]
