@@ -6,18 +6,20 @@ A signal that the caller ignores, as `nohup` does SIGHUP, stays ignored.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from time import perf_counter
 from types import FrameType
 from typing import Any, NoReturn, TypeAlias
 
 Handler: TypeAlias = Callable[[int, FrameType | None], Any]
 
-USAGE, INTERRUPTED = 2, 130
+USAGE, TIME_OVER, INTERRUPTED = 2, 124, 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOTE = b"adtrain: stopping after the current steps; a second signal ends at once\n"
 NO_THREADS = b"adtrain: error: NumPy cannot start its threads; raise ulimit -u, or set OPENBLAS_NUM_THREADS=1\n"
@@ -80,9 +82,12 @@ def let_signals_kill() -> None:
 
 
 @contextmanager
-def stop_signals(is_silent: bool) -> Iterator[StopSignals]:
-    """Record the signals during a `with` block. The first one is noted on stderr, unless `is_silent`."""
-    signals = StopSignals(is_silent)
+def stop_signals(is_silent: bool, deadline: float = math.inf) -> Iterator[StopSignals]:
+    """Record the signals during a `with` block. The first one is noted on stderr, unless `is_silent`.
+
+    `deadline`, by `time.perf_counter`, requests a stop too.
+    """
+    signals = StopSignals(is_silent, deadline)
     with handled(signals.handle):
         yield signals
 
@@ -107,24 +112,24 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 class StopSignals:
-    """Records whether a signal has arrived, and which one."""
+    """Records whether a signal has arrived, and which one, and whether the deadline has passed."""
 
     number: int | None = None
 
-    def __init__(self, is_silent: bool) -> None:
-        self.is_silent = is_silent
+    def __init__(self, is_silent: bool, deadline: float) -> None:
+        self.is_silent, self.deadline = is_silent, deadline
 
     def stop_requested(self) -> bool:
-        return self.number is not None
+        return self.number is not None or perf_counter() >= self.deadline
 
     @property
     def exit_code(self) -> int:
-        """128 plus the signal's number, the shell's convention."""
-        return 128 + (self.number or 0)
+        """128 plus the signal's number, the shell's convention; without a signal that of the command `timeout`."""
+        return TIME_OVER if self.number is None else 128 + self.number
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         # It must not raise: the handler can run inside a callback that swallows exceptions.
-        if self.stop_requested():
+        if self.number is not None:
             self.number = number
             self.exit_now()
         self.number = number

@@ -89,6 +89,7 @@ LOSSES = (
     *WEIGHTED,
 )
 PLAIN = "[{linear: 16}, relu, {linear: 3}]"
+DROPPING = "[{reshape: [6, 6]}, {decoder_layer: {num_heads: 2, dropout: 0.5}}, flatten, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"} | MUON | {*GROUPS},
     "jax-scan": {"transposed", "bilinear", "sequences", "grids", *WEIGHTED, *MUON, *GROUPS},
@@ -194,8 +195,9 @@ def test_averages_are_unsupported(tmp_path: Path, name: str) -> None:
         losses(name, job(tmp_path, PLAIN, "training.average=ema"))
 
 
-def test_dropout_is_unsupported(tmp_path: Path) -> None:
-    given = job(tmp_path, "[{linear: 16}, {dropout: 0.5}, {linear: 3}]")
+@pytest.mark.parametrize("layers", ["[{linear: 16}, {dropout: 0.5}, {linear: 3}]", DROPPING])
+def test_dropout_is_unsupported(tmp_path: Path, layers: str) -> None:
+    given = job(tmp_path, layers)
     with pytest.raises(Unsupported, match="dropout draws other random numbers"):
         jobs.runner("numpy", given)
     assert jobs.runner("adtrain", given).losses()

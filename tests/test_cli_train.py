@@ -304,6 +304,16 @@ def test_a_signal_ends_the_run_after_a_step_and_prints_how_to_resume(
     assert resumed.stdout.splitlines()[-2].startswith("test    loss ")
 
 
+def test_a_run_that_is_stopped_by_its_time_has_a_model_and_continues_to_the_same_bytes(cfg: Path) -> None:
+    train(cfg, "-o", "whole")
+    stopped = train(cfg, "--max-time", "0.001", expect=124)  # in the first epoch
+    advice = r"stopped at step \d \(epoch 1\); continue with: adtrain train --resume runs/tiny\n"
+    assert re.fullmatch(advice, stopped.stderr)
+    assert "accuracy" in invoke("eval", "runs/tiny", "--device", "cpu").stdout
+    train("--resume", "runs/tiny", "--max-time", "1e9")
+    assert Path("runs/tiny/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

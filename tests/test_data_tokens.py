@@ -208,7 +208,7 @@ def test_each_text_ends_with_its_token(tmp_path: Path) -> None:
     (tmp_path / "books" / "notes.md").write_text("no")
     for name, text in {"books/b.txt": "the cat", "books/more/a.txt": "", "other.md": "the rat"}.items():
         (tmp_path / name).write_text(text)
-    documents = token_folder.documents_of([tmp_path / "other.md", tmp_path / "books"])
+    documents = token_folder.documents_of([tmp_path / "other.md", tmp_path / "books", tmp_path / "books" / "b.txt"])
     header = token_folder.write(documents, tmp_path / "tokens", learnt())
     tokens = np.fromfile(tmp_path / "tokens" / "tokens-00000.bin", "<u2")
     ends = np.flatnonzero(tokens == learnt().end_of_text)

@@ -102,6 +102,8 @@ def test_only_the_small_matrices_and_what_a_group_trains_change(tmp_path: Path) 
     command("train", tmp_path / "tiny.yaml", "--output-dir", folder, "--set", "lora={rank: 2, paths: 0.weight}",
             "--set", "parameter_groups=[{paths: 2.bias, trainable: true}]", "--set", "training.epochs=1")  # fmt: skip
     after = load_file(folder / "model.safetensors")
+    rows = nn.describe(experiment.network.model, experiment.network.input_shape)
+    assert sum(row.parameters for row in rows) == sum(x.size for x in after.values())
     assert {name for name in before if np.abs(before[name] - after[name]).max() > 0} == {
         "0.weight_lora_a", "0.weight_lora_b", "2.bias"
     }  # fmt: skip

@@ -293,7 +293,7 @@ def test_loading_a_path_without_a_run_is_a_one_line_error(run: Path, tmp_path: P
             model_file.load(path)
         assert str(error.value) == f"{path}: {message}"
     (run / "model.safetensors").unlink()
-    with pytest.raises(AdtrainError, match=r"found no model\.safetensors; the run ended during its first epoch"):
+    with pytest.raises(AdtrainError, match=r"found no model\.safetensors; the run ended before its first checkpoint"):
         model_file.load(run)
 
 

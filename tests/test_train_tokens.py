@@ -299,6 +299,21 @@ def test_exported_weights_have_the_tokenizer(trained: Path, tmp_path: Path) -> N
     assert Tokenizer(about["tokenizer"]) == model_file.load(trained).tokenizer
 
 
+def test_a_training_on_another_text_continues_with_the_tokens_of_a_run(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_config(tmp_path, "dogs and rats and cats " * 200)
+    start = f"training.init_from={trained}"
+    command("train", path, "--output-dir", tmp_path / "other", "--set", start)
+    assert "the last layer begins with the weights of other classes; for the same tokens set data" in caplog.text
+    caplog.clear()
+    command("export", trained, tmp_path / "tokenizer.json")
+    path.write_text(path.read_text().replace("vocabulary: 270", f"tokenizer: {tmp_path / 'tokenizer.json'}"))
+    command("train", path, "--output-dir", tmp_path / "same", "--set", start)
+    assert not caplog.text
+    assert model_file.load(tmp_path / "same").tokenizer == model_file.load(trained).tokenizer
+
+
 def test_exported_weights_are_for_integers_without_normalisation(trained: Path, tmp_path: Path) -> None:
     lines = command("export", trained, tmp_path / "words.safetensors").stdout.splitlines()
     assert [line.split()[:2] for line in lines[2:]] == [["input", "int64"]]
@@ -334,6 +349,12 @@ def test_a_vocabulary_for_data_that_have_none_is_an_error(tmp_path: Path, name: 
     write_tokens(tmp_path, words=300)
     (tmp_path / "a.csv").write_text("a,b\n1,x\n2,y\n3,x\n")
     assert error_of("new", tmp_path / name, "--tokens", "270") == f"--tokens: {found}"
+
+
+def test_a_folder_of_texts_is_told_how_it_becomes_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    commands = f"adtrain data tokenize {tmp_path} -o tokens --vocabulary 300, then adtrain new tokens"
+    assert error_of("new", tmp_path, "--tokens", "300").endswith(f"for a folder of texts: {commands}")
 
 
 @pytest.mark.parametrize("source", ["words.txt", "tokens"])

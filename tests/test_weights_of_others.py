@@ -395,6 +395,9 @@ def test_a_network_for_texts_is_refused_for_a_table(tmp_path: Path) -> None:
          "huggingface: layer 2.self_attn: multihead_attention: soft_cap is 3.0, expected None"),
         ([nn.Embedding(5, embedding_dim=4), nn.DecoderLayer(2), nn.LayerNorm(), nn.Linear(5)], "huggingface",
          "transformers has no network of these layers: found neither positions nor rotary_base"),
+        ([nn.Embedding(5, embedding_dim=4), nn.DecoderLayer(2, rotary_base=1e4, norm="rms_norm", qk_norm=True)],
+         "huggingface",
+         "huggingface: it has no network of these layers: qwen3: rms_norm_eps is 1e-05, expected 1e-06"),
         ([nn.Linear(3)], "huggingface", "transformers has no network of these layers: found no embedding"),
         ([nn.Linear(3)], "torchvision", "torchvision has no network of these layers: found 0 residual layers"),
     ],
@@ -464,12 +467,21 @@ def test_a_folder_with_a_tokenizer_gives_the_tokens_of_the_text_and_its_export_h
     write(with_weights({**GPT2, "vocab_size": 270}), tmp_path / "given")
     (tmp_path / "given" / "tokenizer.json").write_text(used.content)
     assert "give one of them" in one_line(command("new", "x.txt", "--from", "given", "--tokens", 300, expect=2))
+    command("data", "tokenize", "x.txt", "-o", "same", "--tokenizer", "given/tokenizer.json")
+    assert "path: same\n  unit: token\n  length: 8\n" in command("new", "same", "--from", "given").stdout
+    command("data", "tokenize", "x.txt", "-o", "other", "--vocabulary", 260)
+    assert one_line(command("new", "other", "--from", "given", expect=2)) == (
+        "other: found tokens of another tokenizer; make them by data tokenize --tokenizer given/tokenizer.json"
+    )
     (tmp_path / "c.yaml").write_text(command("new", "x.txt", "--from", "given").stdout)
     options = config.load(tmp_path / "c.yaml").data.options
     assert (options.unit, options.tokenizer, options.length) == ("token", "given/tokenizer.json", 8)
     command("train", "c.yaml", "--output-dir", "run", "--set", "training.epochs=1")
+    assert "set training.init_from to run" in one_line(command("new", "x.txt", "--from", "run", expect=2))
     command("export", "run", "--format", "huggingface")
     assert (tmp_path / "run" / "huggingface" / "tokenizer.json").read_text() == used.content
+    settings = json.loads((tmp_path / "run" / "huggingface" / "config.json").read_text())
+    assert settings["eos_token_id"] == used.end_of_text  # where `generate` stops
 
 
 def test_a_vit_gets_a_new_last_layer_for_other_classes(tmp_path: Path) -> None:

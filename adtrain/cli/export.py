@@ -1,4 +1,7 @@
-"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch and its packages."""
+"""`adtrain export`: a trained run as C, as a page, as an ONNX file, or as weights for PyTorch and its packages.
+
+Also the tokenizer of a run on tokens.
+"""
 
 from __future__ import annotations
 
@@ -332,6 +335,14 @@ def _preparation(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _tokenizer(trained: TrainedModel, path: Path, options: Options) -> Written:
+    """The tokenizer of a run on tokens."""
+    if trained.tokenizer is None:
+        raise AdtrainError(f"{path}: the run was trained on {trained.config.data.examples} without a tokenizer")
+    about = {"format": f"tokenizer of {len(trained.classes):,} tokens"}
+    return Written({path: trained.tokenizer.content.encode()}, about, [])
+
+
 def _folder(program: str, trained: TrainedModel, path: Path, options: Options) -> Written:
     """A folder that another package loads."""
     files = architectures.encode(trained, program)
@@ -347,6 +358,7 @@ FORMATS: dict[str, Callable[[TrainedModel, Path, Options], Written]] = {
     ".html": write_page,
     ".onnx": _onnx,
     ".safetensors": _safetensors,
+    ".json": _tokenizer,
     **{suffix: partial(_folder, suffix[1:]) for suffix in FOLDERS},
 }
 """By the extension: (run, path of the file, options, which are those of C) to what is written."""
@@ -408,6 +420,8 @@ def command(
 
     FILE.safetensors has the weights and running statistics by their names in the run's model file, which are also
     PyTorch's. training.init_from of a config reads it, and so does load_state_dict of the same network.
+
+    FILE.json is the tokenizer of a run on tokens, a tokenizer.json for data.tokenizer and data tokenize --tokenizer.
 
     --format huggingface writes a folder that the package transformers loads: a GPT-2, Llama, Mistral, Qwen 3 or ViT.
     --format torchvision writes that of a ResNet-18, ResNet-50 or ViT. FILE is the folder, by default RUN/huggingface or

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from adtrain.cli.options import FilePath, Whole, set_data_option
 from adtrain.cli.output import show
 from adtrain.config.document import Data
 from adtrain.core.errors import AdtrainError
-from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats
+from adtrain.data import DataError, DataOptionError, DataSet, csv_survey, csv_table, formats, token_folder, tokenizer
 from adtrain.data.errors import warn
 from adtrain.data.image_folder import BrokenImageError, ImageOptions, SizesError
 from adtrain.data.statistics import extreme, target_statistics
@@ -79,6 +80,7 @@ class Gpt:
 
     Attributes:
         tokens: it is proposed for texts of up to this number of tokens.
+        optimizer: as in a config.
     """
 
     tokens: float
@@ -87,16 +89,20 @@ class Gpt:
     width: int
     heads: int
     depth: int
-    lr: float
+    optimizer: str
     epochs: int
 
 
+MUON = 'muon: {lr: 0.02, weight_decay: 0.1, rest: {adamw: {lr: 0.003, weight_decay: 0.1}}, rest_paths: ["0.*", "1.*"]}'
+"""Its `rest_paths` are those of the embedding and the positions."""
+ADAMW = "adamw: {lr: 0.0006, weight_decay: 0.1}"
+
 GPTS = (
-    # tokens, length, batch_size, width, heads, depth, lr, epochs
-    Gpt(1e6, 128, 64, 128, 4, 4, 0.001, 20),
-    Gpt(1e7, 256, 64, 256, 8, 6, 0.001, 10),
-    Gpt(1e8, 512, 32, 512, 8, 8, 0.0006, 3),
-    Gpt(math.inf, 1024, 16, 768, 12, 12, 0.0006, 1),  # that of GPT-2 with 124 million parameters
+    # tokens, length, batch_size, width, heads, depth, optimizer, epochs
+    Gpt(1e6, 128, 64, 128, 4, 4, MUON, 10),
+    Gpt(1e7, 256, 64, 256, 8, 6, MUON, 10),
+    Gpt(1e8, 512, 32, 512, 8, 8, ADAMW, 3),
+    Gpt(math.inf, 1024, 16, 768, 12, 12, ADAMW, 1),  # that of GPT-2 with 124 million parameters
 )
 LEAST_SEQUENCES, SHORTEST = 64, 16
 """The length of a sequence is halved until a text has LEAST_SEQUENCES of them, or down to SHORTEST."""
@@ -128,10 +134,19 @@ def command(source: str, tokens: int | None, folder: Path | None, data_overrides
     """
     if tokens is not None and folder is not None:
         raise click.UsageError("--tokens and --from: the vocabulary is that of the folder; give one of them")
+    path = Path(source).expanduser()
+    if tokens is not None and path.is_dir() and not token_folder.is_token_folder(path):
+        commands = (
+            f"adtrain data tokenize {shlex.quote(source)} -o tokens --vocabulary {tokens}, then adtrain new tokens"
+        )
+        raise AdtrainError(f"{source}: found a folder, expected a text file; for a folder of texts: {commands}")
+    if folder is not None and config.is_run(str(folder)):
+        copied = f"change data.path in a copy of {folder / 'config.yaml'}, and set training.init_from to {folder}"
+        raise AdtrainError(f"{folder}: found a run of adtrain, expected a folder of transformers; {copied}")
     start = None if folder is None else Start(folder, architectures.read(folder))
     given = {} if tokens is None else {"unit": "token", "vocabulary": tokens}
     if start is not None and not start.architecture.input and (start.folder / FILE).is_file():
-        given = {"unit": "token", "tokenizer": str(start.folder / FILE)}
+        given = _tokens_of(start.folder / FILE, path)
     section = section_of(source, data_overrides, given)
     try:
         lines = text(section, section.model_dump(mode="json", exclude_unset=True), start).splitlines()
@@ -143,6 +158,18 @@ def command(source: str, tokens: int | None, folder: Path | None, data_overrides
             raise
         raise DataError(f"--tokens: {error.reason}") from None
     show(*lines)
+
+
+def _tokens_of(file: Path, source: Path) -> dict[str, Any]:
+    """The keys that give the data at `source` the tokens of the tokenizer in a file.
+
+    Raises DataError for a folder with other tokens.
+    """
+    if not token_folder.is_token_folder(source):
+        return {"unit": "token", "tokenizer": str(file)}
+    if tokenizer.read(source / FILE).digest != tokenizer.read(file).digest:
+        raise DataError(f"{source}: found tokens of another tokenizer; make them by data tokenize --tokenizer {file}")
+    return {"unit": "token"}
 
 
 class Start(NamedTuple):
@@ -389,7 +416,7 @@ def _training(epochs: int) -> list[str]:
 def _gpt_training(gpt: Gpt) -> list[str]:
     """The lines of optimizer, schedule and training, for a text of tokens."""
     return [
-        f"optimizer: {{adamw: {{lr: {gpt.lr}, weight_decay: 0.1}}}}",
+        f"optimizer: {{{gpt.optimizer}}}",
         f"schedule: {{cosine: {{warmup_epochs: {0.05 * gpt.epochs:g}}}}}",
         f"training: {{epochs: {gpt.epochs}, seed: 0, clip_norm: 1.0}}",
     ]

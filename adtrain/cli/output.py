@@ -264,7 +264,8 @@ def note_epoch(run: Path) -> int | None:
         progress(f"adtrain: warning: {error}")
         return None
     if summary is None:
-        progress(f"{run}: found no {SUMMARY}, so the run is not finished; its weights are of the last complete epoch")
+        weights = "its weights are of the last complete epoch, in the first epoch of the last checkpoint"
+        progress(f"{run}: found no {SUMMARY}, so the run is not finished; {weights}")
         return None
     if (chosen := model_text(summary)) is not None:
         progress(f"{run}: the weights are {chosen}")

@@ -104,10 +104,10 @@ def _without_effect(
     if run is not None:
         yield {"config_path", "seeds", "output_dir", "dry_run"}, "--resume RUN continues a run, and takes no {}"
     elif seeds is not None:
-        of_one = {"ranks", "timeout", "profile", "events", "eager", "no_fuse", "plot", "verbose"}
+        of_one = {"ranks", "timeout", "max_time", "profile", "events", "eager", "no_fuse", "plot", "verbose"}
         yield of_run | of_one, "--seeds trains a sweep, and takes no {}"
     elif dry_run:
-        yield {*of_run, "profile", "events", "plot", "verbose"}, "--dry-run trains nothing, and takes no {}"
+        yield {*of_run, "max_time", "profile", "events", "plot", "verbose"}, "--dry-run trains nothing, and takes no {}"
     else:
         yield of_run, "{} is for --resume RUN only"
     if ranks is not None or (process is not None and process.size > 1):
@@ -119,7 +119,7 @@ def _without_effect(
 
 
 HEADINGS = {
-    "What to train": "seed epochs steps set plugin seeds",
+    "What to train": "seed epochs steps max-time set plugin seeds",
     "Where": "device ranks timeout autotune",
     "A stopped run": "resume override trust-plugins",
     "Results": "output-dir tensorboard plot quiet verbose json",
@@ -138,6 +138,12 @@ HEADINGS = {
 @autotune_option
 @click.option("--epochs", type=Whole(min=1), help="Passes over the data; overrides training.epochs.")
 @click.option("--steps", type=Whole(min=1), help="Maximum number of steps; overrides training.steps.")
+@click.option(
+    "--max-time",
+    type=Number(min=0, min_open=True),
+    metavar="S",
+    help="Stop the run, as Ctrl-C does, S seconds after the command began; exit code 124.",
+)
 @click.option("--seed", type=Whole(0, 2**64 - 1), help="Seed of all random numbers; overrides training.seed.")
 @click.option(
     "-o",

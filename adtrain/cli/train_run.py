@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeAlias, TypeVar
@@ -21,7 +21,7 @@ from adtrain.cli.output import is_quiet, is_silent, message, print_json, progres
 from adtrain.config import Config
 from adtrain.config.document import Data
 from adtrain.config.records import plain
-from adtrain.core import communicator
+from adtrain.core import communicator, timeline
 from adtrain.core.backend import backend
 from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
@@ -230,6 +230,7 @@ def train(
     longer: list[str],
     epochs: int | None,
     steps: int | None,
+    max_time: float | None,
     plugins: tuple[str, ...],
     device: str,
     autotune: str,
@@ -253,6 +254,7 @@ def train(
         device = resolve_tuned_device(device, autotune)
     if events:
         tensorboard.check(run or output_dir or Path())
+    deadline = inf if max_time is None else timeline.current().began + max_time
     step_mode = training.Mode.EAGER if eager else training.Mode.STAGED if no_fuse else training.Mode.FUSED
 
     def finish(
@@ -267,7 +269,7 @@ def train(
             if start is not None and first:
                 folder.reopen(experiment, start)
             display.peak = peak_of(experiment.config, device)
-            result = run_training(experiment, folder, device, start, events and first, display)
+            result = run_training(experiment, folder, device, start, events and first, display, deadline)
             return profile_and_summarize(experiment, folder, device, profile, result)
 
     if run is not None:
@@ -357,11 +359,15 @@ def run_training(
     start: training.Start | None,
     events: bool,
     display: ProgressLines,
+    deadline: float,
 ) -> training.Result:
-    """Train and write the run's files. If the run is stopped, print how to resume it, and exit."""
+    """Train and write the run's files. If the run is stopped, print how to resume it, and exit.
+
+    `deadline`, by `time.perf_counter`, stops the run too.
+    """
     with ExitStack() as stack:
         stack.callback(display.close)
-        signals = stack.enter_context(stop_signals(is_silent()))
+        signals = stack.enter_context(stop_signals(is_silent(), deadline))
         observers: list[Observer] = [display]
         if events:
             at = None if start is None else start.checkpoint.progress.step
@@ -375,7 +381,7 @@ def run_training(
             display.close()
             message(f"{stopped}; {advice}")
             raise AgreedExit(largest(signals.exit_code)) from None
-    if any_rank(signals.stop_requested()):  # after the last test batch: too late for Interrupted
+    if any_rank(signals.number is not None):  # after the last test batch: too late for Interrupted
         message(f"stopped before the summary; {advice}")
         raise AgreedExit(largest(signals.exit_code))
     return result

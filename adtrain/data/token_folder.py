@@ -147,7 +147,7 @@ def _opened(path: Path, size: int) -> DataFile:
 
 
 def documents_of(paths: Iterable[Path]) -> list[Path]:
-    """The files among `paths`, and all .txt files below the folders among them, sorted, without hidden ones.
+    """The files among `paths`, and all .txt files below the folders among them, sorted, without hidden ones; each once.
 
     Raises DataError for a path where there is nothing, and a folder without such files.
     """
@@ -163,7 +163,7 @@ def documents_of(paths: Iterable[Path]) -> list[Path]:
         if not files:
             raise DataError(f"{path}: found a folder without {SUFFIX} files, expected text files")
         found += files
-    return found
+    return list(dict.fromkeys(found))
 
 
 def write(documents: Sequence[Path], folder: Path, used: Tokenizer, shard_tokens: int = SHARD_TOKENS) -> Header:

@@ -272,7 +272,7 @@ def encode(trained: TrainedModel, program: str) -> dict[str, Sequence[bytes | me
     """
     model, shape = trained.network.model, trained.network.input_shape
     settings = _transformers(trained) if program == "huggingface" else _torchvision(trained)
-    architecture = _read(Settings(settings, settings["model_type"]))
+    architecture = _read(Settings(settings, f"{program}: it has no network of these layers: {settings['model_type']}"))
     _require_equal(model, shape, architecture, program)
     arrays = {name: x.astype(np.float32) for name, x in named_arrays(trained).items()}
     tensors = names.written(names.TABLES[architecture.names], model, shape, arrays, _shapes(settings))
@@ -317,7 +317,8 @@ def _transformers(trained: TrainedModel) -> dict[str, Any]:
     count = sum(isinstance(each, nn.DecoderLayer) for each in model.layers)
     tied = any(isinstance(each, nn.Linear) and each.tied for each in model.layers)
     hidden = layer.dim_feedforward or 4 * embedding.embedding_dim
-    common = {"vocab_size": embedding.num_embeddings, "tie_word_embeddings": tied, **_about()}
+    end = None if trained.tokenizer is None else trained.tokenizer.end_of_text
+    common = {"vocab_size": embedding.num_embeddings, "tie_word_embeddings": tied, "eos_token_id": end, **_about()}
     if any(isinstance(each, nn.PositionalEmbedding) for each in model.layers):
         dropout = next((each.p for each in model.layers if isinstance(each, nn.Dropout)), 0.0)
         activations = {own: other for other, own in reversed(ACTIVATIONS.items())}
@@ -326,7 +327,7 @@ def _transformers(trained: TrainedModel) -> dict[str, Any]:
             "n_layer": count, "n_head": layer.num_heads, "n_inner": hidden, "n_positions": shape[0],
             "activation_function": activations.get(layer.activation, layer.activation),
             "layer_norm_epsilon": layer.norm_eps, "embd_pdrop": dropout, "resid_pdrop": layer.dropout,
-            "attn_pdrop": layer.dropout, "bos_token_id": None, "eos_token_id": None, **common,
+            "attn_pdrop": layer.dropout, "bos_token_id": None, **common,
         }  # fmt: skip
     if layer.rotary_base is None:
         raise AdtrainError("transformers has no network of these layers: found neither positions nor rotary_base")
@@ -343,7 +344,7 @@ def _transformers(trained: TrainedModel) -> dict[str, Any]:
         "head_dim": embedding.embedding_dim // layer.num_heads, "hidden_act": "silu", "rms_norm_eps": layer.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": layer.rotary_base},
         "rope_theta": layer.rotary_base, "max_position_embeddings": shape[0], "attention_dropout": layer.dropout,
-        "sliding_window": layer.window, "bos_token_id": None, "eos_token_id": None, **biases, **common,
+        "sliding_window": layer.window, "bos_token_id": None, **biases, **common,
     }  # fmt: skip
 
 

@@ -42,8 +42,14 @@ def describe(model: Module, shape: Shape) -> list[LayerRow]:
     Raises ShapeError if a layer does not fit its input.
     """
     model.output_shape(shape)
+    parameters = {path: prod(size) for path, size in model.parameter_shapes(shape).items()}
     return [
-        LayerRow(name, layer.kind(), layer.output_shape(size), sum(map(prod, layer.parameter_shapes(size).values())))
+        LayerRow(
+            name,
+            layer.kind(),
+            layer.output_shape(size),
+            sum(count for path, count in parameters.items() if path.startswith(f"{name}.".lstrip("."))),
+        )
         for name, layer, size in layers(model, shape)
     ]
 

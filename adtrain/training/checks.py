@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -292,10 +293,13 @@ def warn_of_init_from(experiment: Experiment) -> None:
     for what, layer, position, others, own in pairs:
         is_taken = not np.array_equal(drawn[position].numpy(), taken[position].numpy())
         if others and own and tuple(others) != tuple(own) and is_taken:
-            there, here = (first_names(list(map(printable, names))) for names in (others, own))
-            found = f"found the {what} {there}, expected {here} as in the data"
+            first = next(i for i, (x, y) in enumerate(zip_longest(others, own)) if x != y)
+            there, here = (first_names(list(map(printable, names[first:]))) for names in (others, own))
+            place = f", from number {first} on" if first else ""
+            found = f"found the {what} {there}, expected {here} as in the data{place}"
             effect = f"the {layer} layer begins with the weights of other {what}"
-            warn(f"training.init_from {path}", f"{found}: {effect}")
+            advice = "; for the same tokens set data.tokenizer" if what == "classes" and data_set.tokenizer else ""
+            warn(f"training.init_from {path}", f"{found}: {effect}{advice}")
 
 
 def check_embeddings(experiment: Experiment) -> None:

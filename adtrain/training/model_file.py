@@ -230,7 +230,7 @@ def load(run: Path, device: str = "cpu", trust: Trust = NONE, overrides: Overrid
     cfg = config_of(run, trust, overrides)
     path = run / tensor_file.MODEL
     if not path.is_file():
-        raise AdtrainError(f"{run}: found no model.safetensors; the run ended during its first epoch, train again")
+        raise AdtrainError(f"{run}: found no model.safetensors; the run ended before its first checkpoint, train again")
     file = TensorFile(path)
     about = file.metadata(ModelMetadata)
     channels, height, width = about.image_shape

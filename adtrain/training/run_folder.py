@@ -186,7 +186,10 @@ class RunFolder(MetricsFolder):
 
 
 class Recorder(Observer):
-    """Writes a run's files: a line of metrics per interval and epoch, the model after each epoch, checkpoints."""
+    """Writes a run's files: a line of metrics per interval and epoch, checkpoints, and the model.
+
+    The model is that of the last complete epoch; before the end of the first one that of the last checkpoint.
+    """
 
     def __init__(self, folder: RunFolder, experiment: Experiment) -> None:
         self.folder = folder
@@ -209,7 +212,7 @@ class Recorder(Observer):
     @during("write")
     def checkpoint(self, checkpoint: Checkpoint, best: bool) -> None:
         self.folder.write_checkpoint(encode(self.experiment, checkpoint), best)
-        if checkpoint.progress.evaluated:
+        if checkpoint.progress.evaluated or checkpoint.progress.epoch == 1:
             self.folder.write_model(self.experiment, averaged(checkpoint.state))
             self.model_step = checkpoint.progress.step
 

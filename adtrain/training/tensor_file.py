@@ -160,7 +160,8 @@ class TensorFile:
         try:
             self._metadata = metadata[METADATA_KEY]
         except KeyError:
-            raise AdtrainError(f"{path}: found no adtrain metadata, expected a file that adtrain wrote") from None
+            expected = "expected a file that adtrain wrote; training.names reads those of other programs"
+            raise AdtrainError(f"{path}: found no adtrain metadata, {expected}") from None
 
     def metadata(self, kind: type[T]) -> T:
         """The metadata as a dataclass. Raises AdtrainError where a value is missing or wrong."""

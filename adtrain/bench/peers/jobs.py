@@ -310,10 +310,11 @@ def runner(name: str, job: Job, work: Work = "steps") -> Runner:
         Unsupported: it has no counterpart of something in the job.
     """
     experiment, network = job.experiment, job.experiment.network
-    drops = any(isinstance(x, nn.Dropout) and x.p for _, x, _ in layers(network.model, network.input_shape))
+    parts = [layer for _, layer, _ in layers(network.model, network.input_shape)]
+    drops = any(x.p if isinstance(x, nn.Dropout) else getattr(x, "dropout", 0) for x in parts)
     separate = experiment.config.data.options.documents == "separate"
     for found, reason in (
-        (drops, "dropout draws other random numbers (compare with p=0)"),
+        (drops, "dropout draws other random numbers (set it to 0 to compare)"),
         (experiment.average is not None, "no counterpart of an average of the weights (training.average)"),
         (experiment.data.targets, "no counterpart of numbers to predict (data.target)"),
         (separate, "no counterpart of separate documents (data.documents)"),
