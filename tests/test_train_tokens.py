@@ -368,6 +368,7 @@ def test_the_proposed_config_trains(tmp_path: Path, source: str) -> None:
     cfg = config.load(path)
     kinds = [layer.kind for layer in cfg.model.layers]
     assert kinds == ["embedding", "positional_embedding", *["decoder_layer"] * 4, "layer_norm", "linear"]
+    assert cfg.training.checkpoint_every == 2000
     if source == "tokens":
         return
     small = [f"model.layers.{i}.decoder_layer.dim_feedforward=4" for i in range(2, 6)]

@@ -104,6 +104,8 @@ GPTS = (
     Gpt(1e8, 512, 32, 512, 8, 8, ADAMW, 3),
     Gpt(math.inf, 1024, 16, 768, 12, 12, ADAMW, 1),  # that of GPT-2 with 124 million parameters
 )
+CHECKPOINT_STEPS = 2000
+"""The steps between two checkpoints: an epoch on a large text takes hours or days."""
 LEAST_SEQUENCES, SHORTEST = 64, 16
 """The length of a sequence is halved until a text has LEAST_SEQUENCES of them, or down to SHORTEST."""
 
@@ -418,7 +420,7 @@ def _gpt_training(gpt: Gpt) -> list[str]:
     return [
         f"optimizer: {{{gpt.optimizer}}}",
         f"schedule: {{cosine: {{warmup_epochs: {0.05 * gpt.epochs:g}}}}}",
-        f"training: {{epochs: {gpt.epochs}, seed: 0, clip_norm: 1.0}}",
+        f"training: {{epochs: {gpt.epochs}, seed: 0, clip_norm: 1.0, checkpoint_every: {CHECKPOINT_STEPS}}}",
     ]
 
 
