@@ -122,6 +122,24 @@ def convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
         yield f"conv_transpose2d {n}", (with_gradients(transposed), args)
 
 
+CHANNELS_LAST = [  # images, output channels, kernel, options
+    ((3, 17, 9, 8), 17, (3, 4), {"groups": 17, "padding": (1, 2), "stride": 2}),
+    ((2, 9, 3, 5), 9, (3, 3), {"groups": 9, "padding": 1}), ((9, 20, 12, 33), 20, (5, 5), {"groups": 20, "padding": 2}),
+    ((2, 33, 7, 6), 33, (4, 3), {"groups": 33, "dilation": (1, 2)}),
+    ((2, 10, 6, 7), 10, (1, 2), {"groups": 10, "stride": (3, 1)}),
+    ((2, 20, 9, 8), 42, (3, 3), {"padding": 1, "stride": 2}), ((2, 13, 7, 9), 61, (4, 2), {"stride": (1, 3)}),
+    ((3, 11, 8, 8), 27, (1, 1), {"stride": 2}), ((2, 9, 7, 7), 18, (3, 3), {"groups": 9, "padding": 1, "stride": 2}),
+    ((1, 16, 6, 5), 16, (3, 3), {"groups": 16, "padding": 1, "stride": 3}),
+]  # fmt: skip
+
+
+def channels_last(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Depthwise convolutions, and convolutions with a stride whose channels nearly fill vectors."""
+    for image, o, kernel, options in CHANNELS_LAST:
+        args = [draw(*image), draw(o, image[1] // options.get("groups", 1), *kernel)]
+        yield f"conv2d {image} {o} {kernel} {options}", (with_gradients(partial(ops.conv2d, **options)), args)
+
+
 POOLS = [  # image, window, stride, padding
     ((1, 1, 1, 1), 1, 1, 0), ((2, 3, 8, 8), 2, 2, 0), ((9, 2, 9, 7), 2, 2, 0), ((1, 5, 9, 9), 3, 2, 1),
     ((3, 1, 6, 17), (2, 3), (1, 2), 0), ((8, 3, 5, 5), 5, 5, 0), ((2, 2, 33, 10), 4, 3, 2),
@@ -361,8 +379,8 @@ def sliced(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, rows, elementwise,
-    copies, masks, specials, integers, pooled, sliced,
+    products, epilogues, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions, groups, rows,
+    elementwise, copies, masks, specials, integers, pooled, sliced,
 ]  # fmt: skip
 
 
