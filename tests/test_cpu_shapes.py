@@ -75,6 +75,21 @@ def epilogues(draw: Draw) -> Iterator[tuple[str, Function]]:
             )
 
 
+UPDATES = [(60, 1100, 5), (5, 700, 190), (50, 300, 192), (49, 257, 1), (131, 520, 64)]  # rows, columns, terms
+
+
+def updates(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Weights updated by gradients of few terms, whose blocks are wide."""
+    for m, n, k in UPDATES:
+        g, x, w, momentum = draw(k, m), draw(k, n), draw(m, n), draw(m, n)
+
+        def f(g: Any, x: Any, w: Any, momentum: Any) -> Any:
+            momentum = 0.9 * momentum + ops.matmul(g, x, transpose_a=True)
+            return w - 0.1 * momentum, momentum
+
+        yield f"{m}x{n} of {k}", (f, [g, x, w, momentum])
+
+
 # image (N, C, H, W), kernel (O, KH, KW), options
 CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]] = [
     ((1, 1, 1, 1), (1, 1, 1), {}), ((1, 3, 5, 7), (2, 3, 3), {}), ((7, 1, 9, 6), (5, 2, 4), {"stride": 2}),
@@ -379,8 +394,8 @@ def sliced(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products, epilogues, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions, groups, rows,
-    elementwise, copies, masks, specials, integers, pooled, sliced,
+    products, epilogues, updates, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions, groups,
+    rows, elementwise, copies, masks, specials, integers, pooled, sliced,
 ]  # fmt: skip
 
 
