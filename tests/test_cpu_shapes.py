@@ -394,8 +394,8 @@ def sliced(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products, epilogues, updates, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions, groups,
-    rows, elementwise, copies, masks, specials, integers, pooled, sliced,
+    products, epilogues, updates, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions,
+    groups, rows, elementwise, copies, masks, specials, integers, pooled, sliced,
 ]  # fmt: skip
 
 
