@@ -137,7 +137,8 @@ def convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
         yield f"conv_transpose2d {n}", (with_gradients(transposed), args)
 
 
-CHANNELS_LAST = [  # images, output channels, kernel, options
+# images, output channels, kernel, options
+CHANNELS_LAST: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
     ((3, 17, 9, 8), 17, (3, 4), {"groups": 17, "padding": (1, 2), "stride": 2}),
     ((2, 9, 3, 5), 9, (3, 3), {"groups": 9, "padding": 1}), ((9, 20, 12, 33), 20, (5, 5), {"groups": 20, "padding": 2}),
     ((2, 33, 7, 6), 33, (4, 3), {"groups": 33, "dilation": (1, 2)}),
