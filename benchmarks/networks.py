@@ -5,7 +5,9 @@
 
 NETWORK is one of NETWORKS, by default each. With --count or --only, networks are drawn in their place, of each family
 in turn: residual, bottleneck, grouped, inverted residual, dilated, plain convolutions, encoder, recurrent, and linear
-layers. Widths, depths, heads, kernels and image sizes are drawn too. The systems and the comparison of their first
+layers; then, with small batches, inverted residual with squeeze and excitation, convolutions over sequences, U-shaped
+with concatenations, group norm, and linear layers with layer norm. Widths, depths, heads, kernels and image sizes are
+drawn too. The systems and the comparison of their first
 losses are those of `adtrain bench against`. On a GPU all networks are set up and compiled first, side by side. Then
 each one is timed alone, in interleaved samples of all systems. A ratio is the least time of the peers over adtrain's;
 below 1 adtrain is slower. The worst ratios are printed last.
@@ -154,7 +156,56 @@ def linear(rng: Random) -> Layers:
     return [*layers, {"linear": CLASSES}]
 
 
-FAMILIES = residual, bottleneck, grouped, inverted, dilated, plain, encoder, recurrent, linear
+def squeezed(rng: Random) -> Layers:
+    """Inverted residual blocks whose channels are scaled (squeeze and excitation)."""
+    kernel, factor, first = rng.choice([3, 5, 7]), rng.choice([3, 4, 6]), rng.choice([16, 24, 37])
+
+    def body(before: int, width: int, stride: int) -> Layers:
+        inner = factor * before
+        factors = [{"linear": before // 4}, "silu", {"linear": inner}, "sigmoid", {"reshape": [inner, 1, 1]}]
+        scaled = {"multiply": [[{"scale": 1}], [{"adaptive_avg_pool2d": 1}, "flatten", *factors]]}
+        return [*conv(inner, 1), "silu", *conv(inner, kernel, stride, inner), "silu", scaled, *conv(width, 1)]
+
+    return stages(depths(rng, 2), [first, first + 16], "silu", body)
+
+
+def sequence(rng: Random) -> Layers:
+    """Convolutions over sequences of three features."""
+    layers: Layers = [{"reshape": [3, 1024]}]
+    for i in range(rng.choice([2, 3])):
+        options = {"kernel_size": rng.choice([3, 7, 15]), "padding": "same", "dilation": rng.choice([1, 2])}
+        layers += [{"conv1d": {"out_channels": rng.choice([16, 23, 32]) << i, **options}}, "batch_norm1d", "relu"]
+    return [*layers, {"mean": -1}, {"linear": CLASSES}]
+
+
+def u_shaped(rng: Random) -> Layers:
+    """Convolutions of images and of smaller ones, whose results are concatenated (U-Net)."""
+    width, mode = rng.choice([12, 20, 32]), rng.choice(["nearest", "bilinear"])
+    larger = {"upsample": {"scale_factor": 2, "mode": mode}}
+    layers: Layers = [*conv(4 * width), "relu"]
+    for channels in (2 * width, width):
+        inner: Layers = [{"max_pool2d": 2}, *layers, larger, *conv(channels, 1)]
+        layers = [*conv(channels), "relu", {"concat": [[{"scale": 1}], inner]}, *conv(channels), "relu"]
+    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": CLASSES}]
+
+
+def group_normed(rng: Random) -> Layers:
+    """Residual blocks that begin with group norm."""
+    width, groups = rng.choice([24, 32, 64]), rng.choice([4, 8])
+    part: Layers = [{"group_norm": groups}, "silu", *conv(width)[:1]]
+    layers: Layers = [*conv(width)[:1], *[{"residual": part * 2}] * rng.choice([2, 3])]
+    return [*layers, {"adaptive_avg_pool2d": 1}, "flatten", {"linear": CLASSES}]
+
+
+def layer_normed(rng: Random) -> Layers:
+    """Residual linear layers, each with layer norm."""
+    width = rng.choice([128, 300, 500, 1024])
+    block: Layers = [{"linear": width}, "layer_norm", rng.choice(["gelu", "silu"])]
+    return ["flatten", *block, *[{"residual": block}] * rng.choice([2, 4]), {"linear": CLASSES}]
+
+
+SMALL = squeezed, sequence, u_shaped, group_normed, layer_normed
+FAMILIES = residual, bottleneck, grouped, inverted, dilated, plain, encoder, recurrent, linear, *SMALL
 
 
 class Network(NamedTuple):
@@ -200,8 +251,8 @@ NETWORKS: dict[str, Callable[[], Network]] = {"air": air, "resnet18": resnet18, 
 def drawn(seed: int, index: int) -> tuple[str, Network]:
     """A random network with its name."""
     rng, family = Random(f"{seed} {index}"), FAMILIES[index % len(FAMILIES)]
-    size = rng.choice([32, 32, 64, 96]) if family is not linear else 32
-    batch = max(32, rng.choice([128, 256, 512]) * 32 * 32 // size**2)
+    size = rng.choice([32, 32, 64, 96]) if family not in (linear, sequence, layer_normed) else 32
+    batch = rng.choice([4, 16, 64]) if family in SMALL else max(32, rng.choice([128, 256, 512]) * 32 * 32 // size**2)
     layers, shape = family(rng), (1, size, 3 * size) if family is recurrent else (3, size, size)
     return f"{family.__name__}-{seed}-{index}", Network(layers, batch, rng.choice([SGD, ADAMW]), shape)
 

@@ -48,6 +48,8 @@ LAYERS = {
     "{transformer_encoder_layer: {nhead: 4, dim_feedforward: 5, dropout: 0.0}}, class_token, "
     "{decoder_layer: {num_heads: 2, activation: swiglu, norm: rms_norm}}, {decoder_layer: {num_heads: 4}}, mean, "
     "{linear: 3}]",
+    "queries": "[{reshape: [3, 12]}, {multihead_attention: {num_heads: 2, num_key_value_heads: 1, rotary_base: 10000, "
+    "causal: true}}, {decoder_layer: {num_heads: 3, rotary_base: 100, qk_norm: true, bias: false}}, mean, {linear: 3}]",
     "recurrent": "[{reshape: [4, 9]}, {lstm: {hidden_size: 5, num_layers: 2, bidirectional: true, output: all}}, "
     "{gru: {hidden_size: 4, bias: false, output: all}}, {rnn: {hidden_size: 3, nonlinearity: relu, output: all}}, "
     "{rnn: 5}, {linear: 3}]",
@@ -92,7 +94,7 @@ PLAIN = "[{linear: 16}, relu, {linear: 3}]"
 DROPPING = "[{reshape: [6, 6]}, {decoder_layer: {num_heads: 2, dropout: 0.5}}, flatten, {linear: 3}]"
 LACKING = {
     "numpy": {*LAYERS} - {"dense", "convolution"} | {*LOSSES} - {"cross_entropy"} | MUON | {*GROUPS},
-    "jax-scan": {"transposed", "bilinear", "sequences", "grids", *WEIGHTED, *MUON, *GROUPS},
+    "jax-scan": {"transposed", "bilinear", "sequences", "queries", "grids", *WEIGHTED, *MUON, *GROUPS},
     "torch-eager": {"lion: {lr: 0.001, weight_decay: 0.1}"},
 }
 

@@ -75,6 +75,21 @@ def epilogues(draw: Draw) -> Iterator[tuple[str, Function]]:
             )
 
 
+UPDATES = [(60, 1100, 5), (5, 700, 190), (50, 300, 192), (49, 257, 1), (131, 520, 64)]  # rows, columns, terms
+
+
+def updates(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Weights updated by gradients of few terms, whose blocks are wide."""
+    for m, n, k in UPDATES:
+        g, x, w, momentum = draw(k, m), draw(k, n), draw(m, n), draw(m, n)
+
+        def f(g: Any, x: Any, w: Any, momentum: Any) -> Any:
+            momentum = 0.9 * momentum + ops.matmul(g, x, transpose_a=True)
+            return w - 0.1 * momentum, momentum
+
+        yield f"{m}x{n} of {k}", (f, [g, x, w, momentum])
+
+
 # image (N, C, H, W), kernel (O, KH, KW), options
 CONVOLUTIONS: list[tuple[tuple[int, ...], tuple[int, int, int], dict[str, Any]]] = [
     ((1, 1, 1, 1), (1, 1, 1), {}), ((1, 3, 5, 7), (2, 3, 3), {}), ((7, 1, 9, 6), (5, 2, 4), {"stride": 2}),
@@ -120,6 +135,25 @@ def convolutions(draw: Draw) -> Iterator[tuple[str, Function]]:
         args = [draw(n, 3, size, size), draw(3, 2, 3, 3), draw(2)]
         transposed = partial(ops.conv_transpose2d, stride=stride, padding=1)
         yield f"conv_transpose2d {n}", (with_gradients(transposed), args)
+
+
+# images, output channels, kernel, options
+CHANNELS_LAST: list[tuple[tuple[int, ...], int, tuple[int, int], dict[str, Any]]] = [
+    ((3, 17, 9, 8), 17, (3, 4), {"groups": 17, "padding": (1, 2), "stride": 2}),
+    ((2, 9, 3, 5), 9, (3, 3), {"groups": 9, "padding": 1}), ((9, 20, 12, 33), 20, (5, 5), {"groups": 20, "padding": 2}),
+    ((2, 33, 7, 6), 33, (4, 3), {"groups": 33, "dilation": (1, 2)}),
+    ((2, 10, 6, 7), 10, (1, 2), {"groups": 10, "stride": (3, 1)}),
+    ((2, 20, 9, 8), 42, (3, 3), {"padding": 1, "stride": 2}), ((2, 13, 7, 9), 61, (4, 2), {"stride": (1, 3)}),
+    ((3, 11, 8, 8), 27, (1, 1), {"stride": 2}), ((2, 9, 7, 7), 18, (3, 3), {"groups": 9, "padding": 1, "stride": 2}),
+    ((1, 16, 6, 5), 16, (3, 3), {"groups": 16, "padding": 1, "stride": 3}),
+]  # fmt: skip
+
+
+def channels_last(draw: Draw) -> Iterator[tuple[str, Function]]:
+    """Depthwise convolutions, and convolutions with a stride whose channels nearly fill vectors."""
+    for image, o, kernel, options in CHANNELS_LAST:
+        args = [draw(*image), draw(o, image[1] // options.get("groups", 1), *kernel)]
+        yield f"conv2d {image} {o} {kernel} {options}", (with_gradients(partial(ops.conv2d, **options)), args)
 
 
 POOLS = [  # image, window, stride, padding
@@ -361,8 +395,8 @@ def sliced(draw: Draw) -> Iterator[tuple[str, Function]]:
 
 
 FAMILIES = [
-    products, epilogues, convolutions, winograd_convolutions, pools, softmaxes, reductions, groups, rows, elementwise,
-    copies, masks, specials, integers, pooled, sliced,
+    products, epilogues, updates, convolutions, winograd_convolutions, channels_last, pools, softmaxes, reductions,
+    groups, rows, elementwise, copies, masks, specials, integers, pooled, sliced,
 ]  # fmt: skip
 
 

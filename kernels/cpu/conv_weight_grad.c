@@ -7,9 +7,10 @@
    pixel and tap, at any stride and dilation, so that vectors are full for every length of rows.
 
    Groups of few output channels, as in a depthwise convolution, would leave most lanes empty. Then the pixels of a row
-   are the vector axis, and the image is split into planes without strides (split_image). */
+   are the vector axis, and the image is split into planes without strides (split_image). In a depthwise convolution of
+   many channels these are the vector axis of image and gradient, channels last, a vector of channels at a time. */
 
-#include "conv.h"
+#include "channels_last.h"
 
 /* Sums, two vectors of g and an element of the image fill the registers. */
 enum {
@@ -135,6 +136,56 @@ static void any_row_tile(const T *x, const int32_t *offsets, int64_t pitch, int6
     }
 }
 
+/* For each tap t and channel: dw[channel kernel + t] += the sum over pixels (r, c) of
+   x[offsets[t] + r row_step + c step] times the channel's gradient. */
+SPECIALISED void depthwise_tile(const T *x, const int32_t *offsets, int64_t row_step, int64_t step, int64_t rows,
+                                int64_t columns, const T *g, T *dw, int64_t channels, int64_t kernel, const int taps) {
+    Vector sums[ROW_TAPS];
+    const T *inputs[ROW_TAPS];
+    UNROLL for (int t = 0; t < taps; t++) inputs[t] = x + offsets[t], sums[t] = (Vector){0};
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t p = row * row_step, end = p + columns * step; p < end; p += step, g += LANES) {
+            const Vector gradient = load(g);
+            UNROLL for (int t = 0; t < taps; t++) sums[t] += load(inputs[t] + p) * gradient;
+        }
+    UNROLL for (int t = 0; t < taps; t++)
+        for (int64_t channel = 0; channel < channels; channel++) dw[channel * kernel + t] += sums[t][channel];
+}
+
+/* The gradient of a depthwise convolution. */
+static void weight_grad_depthwise(const Conv *v, const T *x, const T *g, T *dw, char *scratch) {
+    const int64_t kernel = v->kernel_height * v->kernel_width, pixels = v->out_height * v->out_width;
+    const int64_t rows = v->height + 2 * v->padding_y, pitch = v->width + 2 * v->padding_x;
+    int32_t *offsets = take_bytes(&scratch, kernel * sizeof(int32_t));
+    T *gradient = take_bytes(&scratch, pixels * LANES * sizeof(T)), *image = (T *)scratch;
+    for (int64_t k = 0; k < kernel; k++)
+        offsets[k] = (k / v->kernel_width * v->dilation_y * pitch + k % v->kernel_width * v->dilation_x) * LANES;
+    const int64_t blocks = ceil_div(kernel, ROW_TAPS);
+    for (int64_t first = 0; first < v->channels; first += LANES) {
+        const int64_t channels = min_i64(LANES, v->channels - first);
+        to_channels_last(x + first * v->height * v->width, channels, v->height, v->width, v->padding_y, v->padding_x,
+                         image, rows, pitch, LANES, NULL);
+        to_channels_last(g + first * pixels, channels, v->out_height, v->out_width, 0, 0, gradient, v->out_height,
+                         v->out_width, LANES, NULL);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t k = kernel * block / blocks, taps = kernel * (block + 1) / blocks - k;
+#define DEPTHWISE_TILE(n)                                                                                          \
+    case n:                                                                                                        \
+        depthwise_tile(image, offsets + k, v->stride_y * pitch * LANES, v->stride_x * LANES, v->out_height,        \
+                       v->out_width, gradient, dw + first * kernel + k, channels, kernel, n);                      \
+        break;
+            switch (taps) {
+                DEPTHWISE_TILE(1) DEPTHWISE_TILE(2) DEPTHWISE_TILE(3) DEPTHWISE_TILE(4) DEPTHWISE_TILE(5)
+                DEPTHWISE_TILE(6)
+#if VECTOR_REGISTERS == 32
+                DEPTHWISE_TILE(7) DEPTHWISE_TILE(8) DEPTHWISE_TILE(9) DEPTHWISE_TILE(10) DEPTHWISE_TILE(11)
+                DEPTHWISE_TILE(12)
+#endif
+            }
+        }
+    }
+}
+
 /* The gradient where groups have few output channels. */
 static void weight_grad_of_few(const Conv *v, const T *x, const T *g, T *dw, char *scratch) {
     const int64_t in = v->channels / v->groups, out = v->out_channels / v->groups, phases = v->stride_y * v->stride_x;
@@ -167,6 +218,10 @@ static void weight_grad_of_few(const Conv *v, const T *x, const T *g, T *dw, cha
 void FN(conv2d_weight_grad)(const T *x, const T *g, T *dw, CONV_NUMBERS, char *scratch) {
     const Conv v = CONV;
     const int64_t in = v.channels / v.groups, out = v.out_channels / v.groups;
+    if (in == 1 && out == 1 && v.groups >= MIN_DEPTHWISE) {
+        weight_grad_depthwise(&v, x, g, dw, scratch);
+        return;
+    }
     if (out < FEW_CHANNELS) {
         weight_grad_of_few(&v, x, g, dw, scratch);
         return;

@@ -29,6 +29,21 @@ static inline void copy_tiles(const T *x, T *y, int64_t rows, int64_t columns, i
                     y[r * to_row + c * to_column] = x[r * from_row + c * from_column];
 }
 
+/* Copies a row. Short ones are copied in pieces of a constant size, the last of which may overlap the one before: a call
+   of memcpy takes longer. */
+static inline void copy_row(const T *x, T *y, int64_t columns) {
+    enum { PIECE = 32, SHORT = 256 };
+    const int64_t bytes = columns * sizeof(T);
+    if (bytes < PIECE || bytes > SHORT) {
+        memcpy(y, x, bytes);
+        return;
+    }
+    for (int64_t i = 0; i < bytes; i += PIECE) {
+        const int64_t at = min_i64(i, bytes - PIECE);
+        memcpy((char *)y + at, (const char *)x + at, PIECE);
+    }
+}
+
 /* Whether rows of x are columns of y. */
 static bool transposes(const Copy *copy) { return copy->from[AXES - 2] == 1 && copy->to[AXES - 1] == 1; }
 
@@ -36,7 +51,7 @@ static void copy_plane(const T *x, T *y, int64_t rows, int64_t columns, const Co
     const int64_t from_row = copy->from[AXES - 2], from_column = copy->from[AXES - 1];
     const int64_t to_row = copy->to[AXES - 2], to_column = copy->to[AXES - 1];
     if (from_column == 1 && to_column == 1)
-        for (int64_t r = 0; r < rows; r++) memcpy(y + r * to_row, x + r * from_row, columns * sizeof(T));
+        for (int64_t r = 0; r < rows; r++) copy_row(x + r * from_row, y + r * to_row, columns);
     else if (transposes(copy))
 #if SIZE
         transpose(x, columns, rows, from_column, y, to_row, columns);
@@ -62,14 +77,27 @@ static int64_t count_units(const Copy *copy) {
 
 static void copy_units(const T *x, T *y, const Copy *copy, int64_t begin, int64_t end) {
     const int64_t across = units_across(copy), rows = copy->length[AXES - 2], most = unit_rows(copy);
+    if (begin >= end) return;
+    int64_t at[AXES - 2], row = begin % across * most, plane = begin / across; /* of the next unit */
+    for (int k = AXES - 3; k >= 0; plane /= copy->length[k], k--) {
+        at[k] = plane % copy->length[k];
+        x += at[k] * copy->from[k];
+        y += at[k] * copy->to[k];
+    }
     for (int64_t unit = begin; unit < end; unit++) {
-        const int64_t row = unit % across * most;
-        int64_t plane = unit / across, from = row * copy->from[AXES - 2], to = row * copy->to[AXES - 2];
-        for (int k = AXES - 3; k >= 0; plane /= copy->length[k], k--) {
-            from += plane % copy->length[k] * copy->from[k];
-            to += plane % copy->length[k] * copy->to[k];
+        copy_plane(x + row * copy->from[AXES - 2], y + row * copy->to[AXES - 2], min_i64(most, rows - row),
+                   copy->length[AXES - 1], copy);
+        row += most;
+        if (row < rows) continue;
+        row = 0;
+        for (int k = AXES - 3; k >= 0; k--) { /* the next plane */
+            x += copy->from[k];
+            y += copy->to[k];
+            if (++at[k] < copy->length[k]) break;
+            at[k] = 0;
+            x -= copy->length[k] * copy->from[k];
+            y -= copy->length[k] * copy->to[k];
         }
-        copy_plane(x + from, y + to, min_i64(most, rows - row), copy->length[AXES - 1], copy);
     }
 }
 

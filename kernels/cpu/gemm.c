@@ -151,6 +151,8 @@ enum {
     BLOCK_ROWS = VECTOR_BYTES == 64 ? 256 : 192, /* L2 has 1 MiB where there is AVX-512, 512 KiB elsewhere */
     BLOCK_COLUMNS = 1024 / sizeof(T),
     BLOCK_LD = BLOCK_COLUMNS + 64 / sizeof(T), /* not a power of two */
+    STRIP_COLUMNS = 4096 / sizeof(T), /* maximum columns of a block of which only a strip is in scratch memory */
+    STRIP_LD = STRIP_COLUMNS + 64 / sizeof(T),
     LINE = CACHE_LINE / sizeof(T),
     MIN_WORK = 1 << 16, /* multiply-adds from which on a second thread is worth it */
 };
@@ -168,6 +170,7 @@ typedef struct {
 _Static_assert(sizeof(Scratch) <= SCRATCH_BYTES && BLOCK_ROWS * BLOCK_LD * sizeof(T) <= TOTAL_BYTES &&
                    GROUP * DEPTH >= LONG_SUM,
                "MEMORY of adtrain/lowering/cpu/products.py");
+_Static_assert(TILE_ROWS * STRIP_LD <= BLOCK_ROWS * BLOCK_LD, "a strip of a wide block fits into c");
 
 /* The strips of a slice of the transpose of a: strip t is (depth, rows of the strip), at to + depth * its first row. */
 static void pack_transposed_a(const T *a, int64_t ld, int64_t rows, int64_t strips, int64_t depth, T *to) {
@@ -186,22 +189,29 @@ typedef struct {
     bool transpose_a, transpose_b;
     const FN(Epilogue) * epilogue;
     int64_t down, across, slices;
+    int64_t block_ld; /* of a block in scratch memory */
 } Product;
 
 static void choose_blocks(Product *q, int64_t batch, int64_t threads) {
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), depth = min_i64(max_i64(q->k, 1), DEPTH);
     /* Each block of columns packs a transposed A again, and each block of rows packs B again. Shallower slices leave
        room for all columns in a block. */
-    const bool one_pack = q->transpose_a && q->n <= BLOCK_COLUMNS && (q->n < q->m || q->m <= BLOCK_ROWS);
+    bool one_pack = q->transpose_a && q->n <= BLOCK_COLUMNS && (q->n < q->m || q->m <= BLOCK_ROWS);
     if (one_pack) depth = min_i64(depth, PANELS / (panels * TILE_COLUMNS));
     q->slices = max_i64(1, ceil_div(q->k, depth));
+    /* The update of a weight waits for memory if the gradient has few terms. In wide blocks it goes through long pieces
+       of rows, which the processor prefetches. */
+    const bool wide = q->transpose_a && q->epilogue && !q->c && q->slices == 1 && PANELS / depth > BLOCK_COLUMNS;
+    q->block_ld = wide ? STRIP_LD : BLOCK_LD;
     q->down = ceil_div(q->m, BLOCK_ROWS);
-    q->across = ceil_div(panels, min_i64(BLOCK_COLUMNS, PANELS / depth) / TILE_COLUMNS);
+    q->across = ceil_div(panels, min_i64(wide ? STRIP_COLUMNS : BLOCK_COLUMNS, PANELS / depth) / TILE_COLUMNS);
+    one_pack = one_pack || wide;
     int64_t work = batch * q->m * q->n * q->k;
     if (threads == 1 || work < MIN_WORK) return;
-    /* Up to four blocks per thread, to balance the load. With `one_pack` a block per thread, along the longer side. */
+    /* Up to four blocks per thread, to balance the load. With `one_pack` a block per thread, along the longer side, or
+       along the rows of wide blocks. */
     int64_t wanted = one_pack ? threads : threads * min_i64(max_i64(work / (16 * MIN_WORK * threads), 1), 4);
-    const bool by_rows = one_pack && q->n < q->m;
+    const bool by_rows = one_pack && (q->n < q->m || (wide && q->m >= 2 * TILE_ROWS * wanted));
     while (!by_rows && batch * q->down * q->across < wanted && panels >= 2 * (q->across + 1)) q->across++;
     while (batch * q->down * q->across < wanted && batch * q->down * q->across % threads != 0 &&
            q->m >= 2 * TILE_ROWS * (q->down + 1))
@@ -226,7 +236,7 @@ static void block(const Product *q, int64_t index, Scratch *scratch) {
     int64_t row = part_begin(q->m, q->down, y), rows = part_begin(q->m, q->down, y + 1) - row;
     int64_t panels = ceil_div(q->n, TILE_COLUMNS), column = part_begin(panels, q->across, x) * TILE_COLUMNS;
     int64_t columns = min_i64(q->n, part_begin(panels, q->across, x + 1) * TILE_COLUMNS) - column;
-    int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : BLOCK_LD;
+    int64_t lda = q->transpose_a ? q->m : q->k, ldb = q->transpose_b ? q->k : q->n, ldc = q->c ? q->n : q->block_ld;
     int64_t slices = q->slices, strips = ceil_div(rows, TILE_ROWS);
     /* A tile first prefetches its part of C and of the arrays of the epilogue. If another slice follows, the tile then
        prefetches one column of cache lines of that slice's operands. In the last slice, the first tile of a strip
@@ -290,7 +300,7 @@ void FN(gemm)(const Team *team, const T *a, const T *b, T *c, int64_t batch, int
         outer_product(team, a, b, c, m, n);
         return;
     }
-    Product q = {a, b, c, m, n, k, transpose_a, transpose_b, epilogue, 0, 0};
+    Product q = {a, b, c, m, n, k, transpose_a, transpose_b, epilogue, 0, 0, 0, 0};
     choose_blocks(&q, batch, team->threads);
     Scratch *scratch = (Scratch *)team->scratch;
     scratch->packed_a = scratch->packed_b = NULL;

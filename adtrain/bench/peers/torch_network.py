@@ -9,6 +9,7 @@ from typing import Any
 from adtrain import nn, optim
 from adtrain.bench.peers.jobs import Apply, Arrays, built, unsupported
 from adtrain.config import Config
+from adtrain.nn.attention import QK_NORM_EPS
 from adtrain.nn.module import pair
 from adtrain.ops.hash_grid import PRIMES, grid_levels
 from adtrain.optim.muon import COEFFICIENTS, EPS
@@ -77,7 +78,7 @@ def _layer(layer: nn.Module, path: str) -> Apply:
             return lambda a, x: F.prelu(x, a[weight])
         case nn.Select():
             return lambda a, x: x[:, layer.indices]
-        case nn.MultiheadAttention(dropout=0, is_plain=True):
+        case nn.MultiheadAttention(dropout=0, window=None, soft_cap=None):
             return lambda a, x: _attention(layer, path, a, x)
         case nn.ClassToken():
             return lambda a, x: torch.cat([a[weight].expand(len(x), 1, -1), x], 1)
@@ -115,11 +116,29 @@ def _attention(layer: nn.MultiheadAttention, path: str, arrays: Arrays, x: Any) 
     import torch
 
     F = torch.nn.functional
+    heads, others = layer.num_heads, layer.key_value_heads
     projected = F.linear(x, arrays[f"{path}in_proj_weight"], arrays.get(f"{path}in_proj_bias"))
-    q, k, v = projected.unflatten(-1, (3, layer.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    heads = F.scaled_dot_product_attention(q, k, v, is_causal=layer.causal)
-    joined = heads.transpose(1, 2).flatten(2)
+    by_head = projected.unflatten(-1, (heads + 2 * others, -1)).transpose(1, 2)
+    q, k, v = by_head.split((heads, others, others), 1)
+    if layer.qk_norm:
+        q = F.rms_norm(q, q.shape[-1:], arrays[f"{path}q_norm.weight"], QK_NORM_EPS)
+        k = F.rms_norm(k, k.shape[-1:], arrays[f"{path}k_norm.weight"], QK_NORM_EPS)
+    if layer.rotary_base is not None:
+        q, k = _rotated(q, layer.rotary_base), _rotated(k, layer.rotary_base)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=layer.causal, enable_gqa=others < heads)
+    joined = attended.transpose(1, 2).flatten(2)
     return F.linear(joined, arrays[f"{path}out_proj.weight"], arrays.get(f"{path}out_proj.bias"))
+
+
+def _rotated(x: Any, base: float) -> Any:
+    """Queries or keys (..., tokens, n), rotated by their positions; see `nn.MultiheadAttention`."""
+    import torch
+
+    tokens, n = x.shape[-2:]
+    positions, pairs = (torch.arange(m, device=x.device, dtype=torch.float64) for m in (tokens, n // 2))
+    angles = torch.outer(positions, base ** (-pairs / (n // 2))).repeat(1, 2)
+    first, second = x.chunk(2, -1)
+    return x * angles.cos().to(x.dtype) + torch.cat([-second, first], -1) * angles.sin().to(x.dtype)
 
 
 def _patches(layer: nn.Patches, x: Any) -> Any:

@@ -33,8 +33,13 @@ CHUNK, MAX_TILES = 64, 64
 TILE, SPAN = 4, 6
 """Rows and columns of a tile of outputs, and of the patch that it is computed from (winograd.h)."""
 POSITIONS = SPAN**2
-VECTOR_CHANNELS = 16
-"""Channels are the vector axis of a convolution with a stride if their numbers are multiples of this."""
+MIN_STRIDED, FULL_OUT, FULL_IN = 8, 5 / 6, 5 / 8
+"""For channels as the vector axis of a convolution with a stride: minimum channels of images and outputs; the part of
+whole vectors that output channels fill at least; the same for the channels of an image's gradient."""
+MIN_DEPTHWISE = 9
+"""Minimum channels of a depthwise convolution whose vector axis they are."""
+WEIGHT_GRAD_LIMITS = {"MIN_DEPTHWISE": MIN_DEPTHWISE}
+"""Macros of `conv_weight_grad.c`."""
 CACHED_BYTES = 24 << 10
 """Bytes of an image that are reread for each strip: most of an L1 cache."""
 MIN_RUN_BYTES = 16
@@ -118,7 +123,8 @@ class Conv:
         axes = zip(out, kernel, self.window.dilation, self.window.stride, strict=True)
         planes = c * math.prod((n + (k - 1) * d // s) * s for n, k, d, s in axes) * self.itemsize
         taps = c // self.window.groups * math.prod(kernel)
-        return aligned_bytes(4 * taps, 2 * CACHE_LINE * math.prod(out), max(padded, planes))
+        depthwise = CACHE_LINE * (h + 2 * ph) * (w + 2 * pw) if self.is_depthwise else 0
+        return aligned_bytes(4 * taps, 2 * CACHE_LINE * math.prod(out), max(padded, planes, depthwise))
 
     @property
     def suits_winograd(self) -> bool:
@@ -202,9 +208,15 @@ class Conv:
     # Of `kernels/cpu/conv_channels_last.c`:
 
     @property
-    def suits_channels_last(self) -> bool:
-        plain = max(self.window.stride) > 1 and self.window.dilation == (1, 1) and self.window.groups == 1
-        return plain and all(n > 0 and n % VECTOR_CHANNELS == 0 for n in self.weight[:2])
+    def is_depthwise(self) -> bool:
+        """Whether each channel is a group, and they are enough to be a vector axis."""
+        return bool(self.image[1] == self.weight[0] == self.window.groups >= MIN_DEPTHWISE)
+
+    def suits_channels_last(self, full: float) -> bool:
+        """Whether it has a stride and the result's channels fill this part of vectors, or it is depthwise."""
+        strided = max(self.window.stride) > 1 and self.window.groups == 1
+        many = min(self.channels, self.out) >= MIN_STRIDED and self.out >= full * self._padded(self.out)
+        return self.window.dilation == (1, 1) and (self.is_depthwise or (strided and many))
 
     @property
     def channels_last_weights(self) -> int:
@@ -228,7 +240,8 @@ class Conv:
 
     def _channels_last(self, lengths: Any) -> int:
         lanes = CACHE_LINE // self.itemsize
-        padded, result = math.prod(lengths) * self.channels + lanes, math.prod(self.size) * self.out
+        channels, out = (lanes, lanes) if self.is_depthwise else (self._padded(self.channels), self._padded(self.out))
+        padded, result = math.prod(lengths) * channels + lanes, math.prod(self.size) * out
         return aligned_bytes(padded * self.itemsize, result * self.itemsize)
 
     # Of `kernels/cpu/conv_pooled.c`:
@@ -381,11 +394,16 @@ WEIGHT_GRAD = _kernel(
     "conv2d_weight_grad",
     _weight_grad_of_all,
     items=lambda c: not c.suits_batch,
+    definitions=WEIGHT_GRAD_LIMITS,
     sums=True,
     scratch=lambda c: c.weight_grad_scratch,
 )
 WEIGHT_GRAD_BY_IMAGE = _kernel(
-    "conv_weight_grad.c", "conv2d_weight_grad_by_image", _weight_grad, scratch=lambda c: c.weight_grad_scratch
+    "conv_weight_grad.c",
+    "conv2d_weight_grad_by_image",
+    _weight_grad,
+    definitions=WEIGHT_GRAD_LIMITS,
+    scratch=lambda c: c.weight_grad_scratch,
 )
 FORWARD_WINOGRAD = _winograd("conv2d", _forward, lambda c: c.by_image, prepared=lambda c: c.winograd_weights)
 INPUT_GRAD_WINOGRAD = _winograd(
@@ -409,7 +427,7 @@ FORWARD_CHANNELS_LAST = _kernel(
     "conv_channels_last.c",
     "conv2d_channels_last",
     _forward,
-    items=lambda c: c.suits_channels_last,
+    items=lambda c: c.suits_channels_last(FULL_OUT),
     scratch=lambda c: c.forward_channels_last,
     prepared=lambda c: c.channels_last_weights,
 )
@@ -417,7 +435,7 @@ INPUT_GRAD_CHANNELS_LAST = _kernel(
     "conv_channels_last.c",
     "conv2d_input_grad_channels_last",
     _input_grad,
-    items=lambda c: c.suits_channels_last,
+    items=lambda c: c.suits_channels_last(FULL_IN),
     scratch=lambda c: c.input_grad_channels_last,
     prepared=lambda c: c.channels_last_weights,
 )
