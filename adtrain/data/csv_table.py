@@ -388,7 +388,7 @@ class _ColumnReader:
             if text and not self.notation.is_finite(text):
                 kind = "dates" if DATE_LIKE.fullmatch(text) else "categories"
                 advice = f"; if the column has {kind}, list it in data.{kind}" if self.learning else ""
-                raise self._wrong(line, text, f"{expected_number(self.notation, text)}{advice}")
+                raise self._wrong(line, text, f"{expected_number(self.notation, text, self.learning)}{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 
     def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
@@ -481,7 +481,7 @@ class LabelReader:
                 raise _empty(where, text, self._table.title(column), "a finite number; remove the row")
             if not reading.is_finite(text):
                 found = f"found {quoted(text)} in {self._table.title(column)}"
-                raise DataError(f"{where}: {found}, {expected_number(reading, text)}")
+                raise DataError(f"{where}: {found}, {expected_number(reading, text, self._learning)}")
         return np.array(list(map(reading.in_python, texts)), np.float64)
 
     def _texts(self) -> tuple[list[str], np.ndarray]:
