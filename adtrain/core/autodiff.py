@@ -17,7 +17,7 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
-from adtrain.core.options import require_function
+from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.primitive import Primitive, Pull
 from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
 from adtrain.core.traced_number import TracedNumber
@@ -248,10 +248,10 @@ def pulled_back(f: Callable[..., Any], args: Sequence[Value], positions: Sequenc
 
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     """``argnums`` as positions from 0; negative ones count from the end."""
-    named = (argnums,) if isinstance(argnums, (int, np.integer)) else tuple(argnums)
+    named = tuple(argnums) if isinstance(argnums, Sequence) else (argnums,)
     for i in named:
-        if not -count <= i < count:
-            raise ShapeError(f"{name}: found {i} in argnums, expected integers in [{-count}, {count})")
+        if not is_integer(i, None) or not -count <= i < count:
+            raise ShapeError(f"{name}: found {shown(i)} in argnums, expected integers in [{-count}, {count})")
     positions = tuple(i % count for i in named)
     if len(set(positions)) != len(positions):
         raise ShapeError(f"{name}: argnums {argnums} names an argument twice")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -55,12 +56,12 @@ def checked_number(name: str, value: Any, dtype: np.dtype) -> Any:
         try:
             if not np.isfinite(float(value)) or np.isfinite(_rounded(value, dtype)):
                 return value
-        except OverflowError:
+        except (OverflowError, TypeError, ValueError):
             pass
         expected = f"a number of at most {np.finfo(dtype).max:.5g}"
     else:
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        if low <= value <= high and value == int(value):  # false for NaN
+        if isinstance(value, Real) and low <= value <= high and value == int(value):  # false for NaN
             return bool(value) if dtype.kind == "b" else int(value)
         expected = f"a whole number from {low} to {high}"
     raise DTypeError(f"{name}: found {value} for elements of type {dtype}, expected {expected}")

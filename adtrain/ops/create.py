@@ -8,9 +8,11 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import OptionError, OutOfMemory, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
+from adtrain.ops.common import ArrayLike, as_value, integers
 
 __all__ = ["arange", "full", "ones", "ones_like", "zeros", "zeros_like"]
 
@@ -41,8 +43,7 @@ def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str 
     Raises:
         ShapeError: a length is negative. DTypeError: ``dtype`` cannot hold ``value``.
     """
-    lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
-    elements = dtype_of("full", dtype)
+    lengths, elements = integers("full", "shape", shape), dtype_of("full", dtype)
     return bind(full_p, shape=lengths, value=checked_number("full", value, elements), dtype=elements, device=device)
 
 
@@ -56,16 +57,19 @@ def ones(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Va
     return full(shape, 1, dtype, device)
 
 
-def zeros_like(x: Value) -> Value:
+def zeros_like(x: ArrayLike) -> Value:
     """Zeros of the shape, dtype and device of ``x``."""
-    return full(x.shape, 0, x.dtype, x.device)
+    like = as_value(x)
+    return full(like.shape, 0, like.dtype, like.device)
 
 
-def ones_like(x: Value) -> Value:
+def ones_like(x: ArrayLike) -> Value:
     """Ones of the shape, dtype and device of ``x``."""
-    return full(x.shape, 1, x.dtype, x.device)
+    like = as_value(x)
+    return full(like.shape, 1, like.dtype, like.device)
 
 
+@checked_options
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, device: str = "cpu") -> Array:
     """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32.
 

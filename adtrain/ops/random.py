@@ -24,7 +24,7 @@ from adtrain.core.primitive import Primitive, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, dtype_of
 from adtrain.ops import elementwise
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.common import ArrayLike, as_value, integers
 from adtrain.ops.compare import less, where
 from adtrain.option_types import Fraction
 
@@ -102,7 +102,7 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: Stream = 0, dty
 
 def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype: Any) -> Value:
     """`random_uniform`, with errors that begin with the operation ``name``."""
-    state, lengths, element = checked_state(name, rng), tuple(int(n) for n in shape), dtype_of(name, dtype)
+    state, lengths, element = checked_state(name, rng), integers(name, "shape", shape), dtype_of(name, dtype)
     if element.kind != "f":
         raise DTypeError(f"{name}: found dtype {element}, expected float32 or float64")
     if min(lengths, default=0) < 0:
