@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
+from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table, table_encoder
 from adtrain.data.chunks import FIRST_ROWS
 from adtrain.data.part import Column, Columns, Known
 
@@ -242,6 +242,9 @@ def test_rows_without_a_label_or_target_are_left_out_with_a_warning(
     first, second = (f"left out 2 of 4 rows {lacks.format(kind)}" for kind in ("target", "label"))
     assert f"{first}, the first in line 2" in caplog.text
     assert f"{second} (also 'none'), the first in line 2" in caplog.text
+    options = Options(target="n", missing=missing)  # type: ignore[arg-type]
+    csv_table.parts_of(table_encoder.table_in_memory({"n": [None, 2.0], "a": [1, 2]}, options), options)
+    assert f"left out 1 of 2 rows {lacks.format('target')}, the first in row 0" in caplog.text
 
 
 def test_the_targets_of_a_test_table_are_found_by_name(tmp_path: Path) -> None:

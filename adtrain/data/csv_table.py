@@ -211,7 +211,7 @@ def _cells(
     reader = CellReader(table.path, columns, learning and not options.shape, options)
     found: list[list[np.ndarray]] = []
     kept: list[np.ndarray] = []
-    count, first_dropped = 0, 0
+    count, first_dropped = 0, -1
     for chunk in chunks(table):
         values = reader.convert(chunk)
         keep = np.arange(len(chunk.lines))
@@ -221,17 +221,18 @@ def _cells(
             keep = labels.add(chunk, keep)
         if len(keep) < len(chunk.lines):
             first = np.setdiff1d(np.arange(len(chunk.lines)), keep)[0]
-            first_dropped = first_dropped or chunk.lines[first]
+            first_dropped = chunk.lines[first] if first_dropped < 0 else first_dropped
             values = [column[keep] for column in values]
         found.append(values)
         kept.append(count + keep)
         count += len(chunk.lines)
     reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
-    if first_dropped:
+    if first_dropped >= 0:
+        place = "row" if table.before is None else "line"
         lacking = "with an empty cell" if options.missing == "drop" or labels is None else f"without a {labels.kind}"
         lacking += f" (also {first_names(list(map(quoted, labels.emptied)))})" if labels and labels.emptied else ""
-        what = f"{count - len(rows):,} of {count:,} rows {lacking}, the first in line {first_dropped}"
+        what = f"{count - len(rows):,} of {count:,} rows {lacking}, the first in {place} {first_dropped}"
         warn(table.path, f"left out {what}")
     if not len(rows):
         nothing = f"an empty cell in each of {count:,} rows" if count else "no rows"
