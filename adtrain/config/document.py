@@ -212,11 +212,15 @@ class Data(_Points):
 
     @property
     def examples(self) -> str:
-        """What the data are: "points", "sequences" of a text, "rows" of a table, "examples" of NPZ, or "images"."""
+        """What the data are: "points", "sequences" of a text, "rows" of a table, "images", or else "examples"."""
         if self.sets_steps_per_epoch:
             return "points"
         if self.options.unit == "token":  # of a text file, or of a folder
             return text_file.FORMAT.examples
+        if self.dataset is not None:
+            from adtrain.data.catalogue import CATALOGUE
+
+            return "images" if self.dataset.kind in CATALOGUE else "examples"
         found = None if self.path is None else of_name(self.path, self.options.format)
         return "images" if found is None else found.examples
 
