@@ -12,8 +12,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from adtrain.api import train
-from adtrain.core.errors import OptionError
-from adtrain.core.options import shown
 
 LAYERS = ({"linear": 64}, "relu")
 SEEDS = 2**31
@@ -62,13 +60,14 @@ class Estimator(BaseEstimator):
         self.random_state = random_state
 
     def _train(self, rows: np.ndarray, labels: np.ndarray, outputs: int, loss: str, **data: Any) -> None:
-        if isinstance(self.layers, str) or not isinstance(self.layers, Sequence):
-            raise OptionError(f"layers: found {shown(self.layers)}, expected a list of the layers before the last one")
+        # What is not a list, or not an integer, is an error of the config.
+        is_list = isinstance(self.layers, Sequence) and not isinstance(self.layers, str)
+        layers = [*self.layers, {"linear": outputs}] if is_list else self.layers
         size = min(self.batch_size, len(rows)) if isinstance(self.batch_size, int) else self.batch_size
         config = {
             "name": type(self).__name__,
             "data": {"batch_size": size, **data},
-            "model": {"input": [rows.shape[1]], "layers": [*self.layers, {"linear": outputs}]},
+            "model": {"input": [rows.shape[1]], "layers": layers},
             "loss": loss if self.loss is None else self.loss,
             "optimizer": self.optimizer,
             "training": {"epochs": self.epochs, "seed": int(check_random_state(self.random_state).randint(SEEDS))},
