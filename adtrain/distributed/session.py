@@ -17,9 +17,8 @@ from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.communicators import MpiCommunicator, TcpCommunicator, version
 from adtrain.distributed.environment import Place, place
-from adtrain.distributed.launch import ADDRESS, DIED, TOKEN
+from adtrain.distributed.launch import ADDRESS, DIED, GRACE_SECONDS, TOKEN, Watchdog, WatchdogClient
 from adtrain.distributed.rendezvous import meeting
-from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog, WatchdogClient
 
 T = TypeVar("T")
 INTERRUPTED = 130
