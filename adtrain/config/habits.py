@@ -51,6 +51,8 @@ OPTIONS: dict[str, tuple[str, ...]] = _by_name(
         "units out_dim output_dim hidden_size": ("out_features", "hidden_size", "embedding_dim"),
         "filters out_planes": ("out_channels",),
         "rate prob": ("p",),
+        "degrees angle": ("rotation",),
+        "translate": ("shift",),
         "hidden_dim hidden_units cell_size": ("hidden_size",),
         "vocab_size input_dim num_tokens": ("num_embeddings",),
         "intermediate_dim ff_dim ffn_dim mlp_dim d_ff": ("dim_feedforward",),
