@@ -383,7 +383,8 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects the best epoch, of the task or of training.metrics; "
+        description="the metric that selects the best epoch, of the task or of training.metrics, and among epochs of "
+        "equal value the loss; "
         "default: validation_accuracy (validation_rmse for numbers, validation_f1 for several labels, "
         "validation_perplexity for text), or train_loss without validation images",
     )
