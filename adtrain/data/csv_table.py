@@ -473,17 +473,17 @@ class LabelReader:
             return keep
         found = chunk.distinct(self.columns[0])
         texts = list(map(cleaned, found.texts))
-        empty = np.array([text in self._missing for text in texts], bool)
-        if empty.any() and not self._allow_empty:
-            raise self._empty(chunk.lines[found.first[empty.argmax()]], texts[empty.argmax()], self.columns[0])
-        self.emptied |= dict.fromkeys(text for text in texts if text and text in self._missing)
-        codes = np.array(
-            [-1 if text in self._missing else self._codes.setdefault(text, len(self._codes)) for text in texts],
-            np.int64,
-        )
-        keep = keep[~empty[found.numbers[keep]]]
-        self._rows.append(codes[found.numbers[keep]])
-        return keep
+        codes = np.full(len(texts), -1)  # of empty labels
+        for i, text in enumerate(texts):
+            if text not in self._missing:
+                codes[i] = self._codes.setdefault(text, len(self._codes))
+            elif not self._allow_empty:
+                raise self._empty(chunk.lines[found.first[i]], text, self.columns[0])
+            elif text:
+                self.emptied[text] = None
+        rows = codes[found.numbers[keep]]
+        self._rows.append(rows[rows >= 0])
+        return keep[rows >= 0]
 
     def _empty(self, line: int, text: str, column: int) -> DataError:
         expected = f"a {self.kind}; data.missing: mean, zero or drop leaves out such rows"
