@@ -60,10 +60,14 @@ class Estimator(BaseEstimator):
         self.random_state = random_state
 
     def _train(self, rows: np.ndarray, labels: np.ndarray, outputs: int, loss: str, **data: Any) -> None:
+        # What is not a list, or not an integer, is an error of the config.
+        is_list = isinstance(self.layers, Sequence) and not isinstance(self.layers, str)
+        layers = [*self.layers, {"linear": outputs}] if is_list else self.layers
+        size = min(self.batch_size, len(rows)) if isinstance(self.batch_size, int) else self.batch_size
         config = {
             "name": type(self).__name__,
-            "data": {"batch_size": min(self.batch_size, len(rows)), **data},
-            "model": {"input": [rows.shape[1]], "layers": [*self.layers, {"linear": outputs}]},
+            "data": {"batch_size": size, **data},
+            "model": {"input": [rows.shape[1]], "layers": layers},
             "loss": loss if self.loss is None else self.loss,
             "optimizer": self.optimizer,
             "training": {"epochs": self.epochs, "seed": int(check_random_state(self.random_state).randint(SEEDS))},
@@ -85,6 +89,18 @@ class Estimator(BaseEstimator):
         return rows
 
 
+def _refuse(others: Mapping[str, Any]) -> None:
+    """Raise TypeError for arguments that `fit` does not take.
+
+    They are not in its signature, by which scikit-learn decides whether an estimator takes weights.
+    """
+    if others:
+        instead = (
+            "repeat rows that count more, or give classes weights by loss={'cross_entropy': {'weight': 'balanced'}}"
+        )
+        raise TypeError(f"fit: found {', '.join(others)}, expected rows and labels only; {instead}")
+
+
 class AdtrainClassifier(ClassifierMixin, Estimator):
     """A network that predicts classes. Its arguments are those of `Estimator`.
 
@@ -92,13 +108,15 @@ class AdtrainClassifier(ClassifierMixin, Estimator):
         classes_: the labels, sorted, as the columns of `predict_proba`.
     """
 
-    def fit(self, X: Any, y: Any) -> AdtrainClassifier:
+    def fit(self, X: Any, y: Any, **others: Any) -> AdtrainClassifier:
         """Train on rows (N, features) of numbers and N labels.
 
         Raises:
             ValueError: rows or labels that no classifier takes, or of one class only.
             AdtrainError: an argument of the constructor is wrong.
+            TypeError: there are other arguments, such as weights of the rows.
         """
+        _refuse(others)
         X, y = validate_data(self, X, y, dtype=FLOATS)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -127,13 +145,15 @@ class AdtrainRegressor(RegressorMixin, Estimator):
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> AdtrainRegressor:
+    def fit(self, X: Any, y: Any, **others: Any) -> AdtrainRegressor:
         """Train on rows (N, features) of numbers, and numbers to predict, (N,) or (N, targets).
 
         Raises:
             ValueError: rows or numbers that no regressor takes.
             AdtrainError: an argument of the constructor is wrong.
+            TypeError: there are other arguments, such as weights of the rows.
         """
+        _refuse(others)
         X, y = validate_data(self, X, y, dtype=FLOATS, multi_output=True, y_numeric=True)
         self._shape = y.shape[1:]
         outputs = self._shape[0] if self._shape else 1

@@ -233,7 +233,7 @@ def test_a_thread_can_train() -> None:
         ({"given": 3}, "train: config: found an object of type int, expected a path or name, a Config or a dict"),
         ({"given": "mpl"}, "mpl: neither a file nor a packaged config; did you mean mlp?"),
         ({"given": VALUES | {"los": 1}}, "config: los: unknown key; did you mean loss?"),
-        ({"data": IMAGES}, "data: found a ndarray, expected a pair of arrays (images, labels)"),
+        ({"data": IMAGES}, "data: found a NumPy array, expected a pair of arrays (images, labels)"),
         ({"data": "x.csv"}, "data: found a str, expected a pair of arrays (images, labels); the config names files"),
         ({"data": (IMAGES,)}, "data: found a tuple of 1, expected a pair of arrays (images, labels)"),
         ({"data": (IMAGES, LABELS[:9])}, "data: labels: found 9 labels, expected 90, one for each image"),

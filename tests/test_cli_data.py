@@ -189,6 +189,20 @@ def test_new_and_inspect_warn_of_a_class_with_fewer_than_10_examples(
         assert all(("in the test part" in message) == has_test for message in few)
 
 
+def test_a_class_that_only_lacks_test_examples_is_not_said_to_have_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, classes in ("train", "bbrc"), ("test", "bbcc"):
+        rows = "".join(f"{i},{classes[i % 4]}\n" for i in range(80))
+        (tmp_path / f"{name}.csv").write_text(f"a,label\n{rows}")
+    paths = f"test_path={tmp_path / 'test.csv'}", "label=label"
+    assert (
+        invoke("data", "inspect", str(tmp_path / "train.csv"), *(x for p in paths for x in ("--set", p))).exit_code == 0
+    )
+    (message,) = caplog.messages
+    assert message.endswith("train: found no test examples of class r (20): it has no scores")
+
+
 def test_new_and_inspect_name_equal_columns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Also columns of categories, and columns that are equal with other numbers of digits.
 

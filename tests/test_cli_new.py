@@ -177,6 +177,16 @@ GUESSES: dict[str, tuple[list[str], dict[str, Any]]] = {
     "a column without values": (["e,x,label", *(row("NA" if i % 2 else "") for i in range(60))], {"drop": ["e"]}),
     "a marker among numbers": (["n,x,label", *(row("?" if i % 9 == 4 else f"{i * i}") for i in range(60))],
                                {"missing": "mean"}),
+    "a text among many numbers": (["n,x,label", *(row("k.A." if i % 9 == 4 else f"{i * i}") for i in range(60))],
+                                  {"missing": "mean"}),
+    "dates in three notations": (
+        ["day,x,label", *(row(("2024-03-0{}", "0{}.03.2024", "2024030{}")[i % 3].format(i % 7 + 1)) for i in range(9))],
+        {"dates": ["day"]},
+    ),
+    "rows without a label": (["x,w,label", *(f"{i / 7},{i},{['a', 'b', ''][i % 3]}" for i in range(60))],
+                             {"missing": "drop"}),
+    "rows without a target": (["x,w,price", *(f"{i / 7},{i * i},{['', i / 3][i % 2]}" for i in range(60))],
+                              {"missing": "drop", "target": "price"}),
     "a text among numbers": (["n,x,label", *(row("k.A." if i % 9 == 4 else f"{i * i % 11}") for i in range(60))],
                              {"categories": ["n"]}),
     "postal codes": (["zip,n,x,label", *(row(f"{i % 9 * 1234:05},{i * 13}") for i in range(60))],
@@ -219,7 +229,7 @@ def test_proposal_for_a_table_with(tmp_path: Path, kind: str) -> None:
         (["x,label", "1,a"], "found 1 example, expected two or more: one of them for the test"),
         (
             ["x,label", *(f"{i},{['a', 'nan'][i % 2]}" for i in range(40))],
-            "x.csv:3: found 'nan' in column 1 (label), w",
+            "found one class, a, in all examples; expected at least two",
         ),
         (
             ["x,who", *(f"{i},n{i}" for i in range(40))],

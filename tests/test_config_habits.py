@@ -43,6 +43,8 @@ def problems(folder: Path, text: str) -> list[str]:
         ("epochs: 1", "epochs: 1, loss: mse", "training.loss: unknown key; did you mean loss at the top level?"),
         ("size: 8", "size: 8, shuffle: true", "data.shuffle: unknown key; the images of each epoch are always in a new "
          "random order; remove it"),
+        ("size: 8", "size: 8, weight: n", "data.weight: unknown key; examples have no weights; classes have, such as "
+         "loss: {cross_entropy: {weight: balanced}}"),
         ("name", "eval: {views: [flip]}\nname", "eval: unknown key; did you mean data.views?"),
         ("size: 8", "size: 8, augment: [RandomHorizontalFlip]",
          "data.augment[0]: unknown augmentation 'RandomHorizontalFlip'; did you mean flip?"),

@@ -256,6 +256,12 @@ def test_a_dumped_config_loads_to_an_equal_one(tmp_path: Path) -> None:
         assert config.dump(load(tmp_path, dumped)) == dumped
 
 
+def test_a_dumped_config_has_letters_of_every_script_as_they_are(tmp_path: Path) -> None:
+    cfg = load(tmp_path, NETWORK, "data.dataset=null", "data.path=größe 宽度.csv", "data.label=gekündigt")
+    assert "path: größe 宽度.csv, test: 0.0, label: gekündigt," in config.dump(cfg)
+    assert load(tmp_path, config.dump(cfg)) == cfg
+
+
 def test_configs_with_different_values_are_not_equal(tmp_path: Path) -> None:
     assert load(tmp_path, NETWORK) != load(tmp_path, NETWORK, "model.layers.1.linear.out_features=11")
 

@@ -154,7 +154,7 @@ def test_a_closure_over_an_inner_tracer_is_refused_at_every_level() -> None:
 @pytest.mark.parametrize(
     ("backward", "error", "message"),
     [
-        (lambda res, ct: (np.ones(3),), ad.DTypeError, "backward returned a ndarray, expected arrays or None"),
+        (lambda res, ct: (np.ones(3),), ad.DTypeError, "backward returned a NumPy array, expected arrays or None"),
         (lambda res, ct: (ct.astype("float32"),), ad.ShapeError, r"a cotangent float32\[3\], expected float64\[3\]"),
         (lambda res, ct: ({"a": ct},), ad.ShapeError, r"cotangent 0 is a tree \{'a': \*\}, expected \*"),
     ],

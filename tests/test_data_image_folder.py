@@ -96,10 +96,11 @@ def test_other_files_in_the_folder_of_a_class_are_skipped_with_one_line(
 ) -> None:
     (folder / "cat" / "notes.txt").touch()
     (folder / "dog" / "table.csv").write_text("a,b\n")
+    (folder / "dog" / "b.TXT").touch()
     assert len(image_folder.read_folder(folder, Options()).train.labels) == 4
     (message,) = caplog.messages
-    first = folder / "cat" / "notes.txt"
-    assert message == f"adtrain: warning: {folder}: skipped 2 files of other types than PNG and JPEG, such as {first}"
+    skipped = "skipped 3 files of other types than PNG and JPEG: .txt (2), .csv (1)"
+    assert message == f"adtrain: warning: {folder}: {skipped}"
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtrain import data
-from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table
+from adtrain.data import DataError, DataOptionError, DataSet, Options, Split, csv_table, table_encoder
 from adtrain.data.chunks import FIRST_ROWS
 from adtrain.data.part import Column, Columns, Known
 
@@ -214,14 +214,37 @@ def test_targets_stand_beside_categories_and_empty_cells(tmp_path: Path) -> None
         ({"target": ("m", "n"), "categories": (1,)}, r"data.categories: found a column of the targets, column 1 \(n\)"),
         ({"target": ("m", "n"), "drop": (0,)}, "data.drop: found all columns but the targets, expected one that stays"),
         (
-            {"target": "n", "missing": "mean"},
-            r"x.csv:3: found an empty cell in column 1 \(n\), expected a finite number; remove the row",
+            {"target": "n"},
+            r"x.csv:3: found an empty cell in column 1 \(n\), expected a target; data.missing: mean, zero or drop",
         ),
     ],
 )
-def test_targets_are_no_features_and_are_never_filled(tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_targets_are_no_features_and_empty_only_with_missing(
+    tmp_path: Path, options: dict[str, object], message: str
+) -> None:
     with pytest.raises((DataError, DataOptionError), match=message):
         load(write(tmp_path / "x.csv", "a,n,m\n1,2,3\n4,,5\n"), **options)
+
+
+@pytest.mark.parametrize("missing", ["mean", "zero", "drop"])
+def test_rows_without_a_label_or_target_are_left_out_with_a_warning(
+    tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = write(tmp_path / "x.csv", "n,a,k\n,1,\n2,2,p\n,3,none\n4,4,q\n")
+    targets, labels = (
+        load(table, target="n", drop=("k",), missing=missing),
+        load(table, label="k", drop=("n",), missing=missing),
+    )
+    for found in targets, labels:
+        assert np.asarray(found.train.images).ravel().tolist() == [2, 4]
+    assert (targets.train.labels.tolist(), labels.classes) == ([[2], [4]], ("p", "q"))
+    lacks = "with an empty cell" if missing == "drop" else "without a {}"
+    first, second = (f"left out 2 of 4 rows {lacks.format(kind)}" for kind in ("target", "label"))
+    assert f"{first}, the first in line 2" in caplog.text
+    assert f"{second} (also 'none'), the first in line 2" in caplog.text
+    options = Options(target="n", missing=missing)  # type: ignore[arg-type]
+    csv_table.parts_of(table_encoder.table_in_memory({"n": [None, 2.0], "a": [1, 2]}, options), options)
+    assert f"left out 1 of 2 rows {lacks.format('target')}, the first in row 0" in caplog.text
 
 
 def test_the_targets_of_a_test_table_are_found_by_name(tmp_path: Path) -> None:

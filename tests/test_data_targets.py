@@ -132,7 +132,7 @@ def test_test_and_validation_parts_of_numbers_are_drawn_at_random(folder: Path) 
         (
             TABLE.replace("7,", ","),
             {"target": "price"},
-            r"x.csv:4: found an empty cell in column 1 \(price\), expected a fin",
+            r"x.csv:4: found an empty cell in column 1 \(price\), expected a target",
         ),
         (
             TABLE.replace("7,", "1e39,"),

@@ -289,6 +289,16 @@ def test_float32_halves_the_work_of_float64(quick: None, path: str) -> None:
     assert predicted.gain(["training.precision=float32"]) == pytest.approx(2.0, rel=0.1)
 
 
+def test_additional_work_is_not_predicted_at_the_rate_of_a_cache(quick: None, path: str) -> None:
+    """A small step whose data lie in a cache is faster than the roofline; a larger one reaches half of it."""
+    measured, small = of_config(path, "data.batch_size=2")
+    _, large = of_config(path, "data.batch_size=16")
+    cached = [replace(x, ms=x.least_ms / 4) for x in small.operations]
+    predicted = measure.Predictor(measured, PEAK, cached, sum(x.ms for x in cached))
+    additional = sum(x.least_ms for x in large.operations) - sum(x.least_ms for x in small.operations)
+    assert 8 * predicted.base_ms / predicted.gain(["data.batch_size=16"]) >= additional / causes.REACHABLE
+
+
 def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:
     measured, _ = of_config(path)
     assert tried(measured, ["data.batch_size=64"]) > 0

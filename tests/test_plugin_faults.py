@@ -212,7 +212,7 @@ def test_an_exception_of_a_plugin_during_compilation_is_one_line_that_names_its_
         ("parameter_shapes", "{'weight': 8}", "parameter_shapes returned {'weight': 8}, expected a dict"),
         ("parameter_shapes", "{3: shape}", "parameter_shapes returned {3: (8,)}, expected a dict"),
         ("new_arrays", "({'weight': None}, {})", "new_arrays returned {'weight': None}, expected {'weight': (8,)}"),
-        ("new_arrays", "({'weight': np.ones(8)}, {})", "new_arrays, in the parameters, returned a ndarray"),
+        ("new_arrays", "({'weight': np.ones(8)}, {})", "new_arrays, in the parameters, returned a NumPy array"),
         ("new_arrays", "(None, {})", "new_arrays returned None, expected a dict of arrays for the parameters"),
         ("forward", "x, x", "expected a dict of arrays for the state"),
         ("vjp", "None", "custom_op doubled: vjp returned None, expected a tuple of 1, one for each argument"),

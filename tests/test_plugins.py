@@ -239,7 +239,7 @@ def test_names_and_options_of_data_sets_and_metrics_are_checked(
 @pytest.mark.parametrize(
     ("right", "wrong", "problem"),
     [
-        ("[rings]), None", "[rings])", "rings: the training part: found a ndarray, expected a pair of arrays"),
+        ("[rings]), None", "[rings])", "rings: the training part: found a NumPy array, expected a pair of arrays"),
         ("[rings]), None", "[rings[1:]]), None", "rings: the training part: labels: found 79 labels, expected 80"),
         (
             "return (rows, ",
@@ -296,7 +296,7 @@ def test_gradients_of_a_network_of_plugins_are_checked(here: Path) -> None:
         (
             "np.square(errors).sum(axis=1).mean()",
             "np.square(errors)",
-            "returned a ndarray, expected a finite number, or",
+            "returned a NumPy array, expected a finite number, or",
         ),
         (
             "np.square(errors).sum(axis=1).mean()",

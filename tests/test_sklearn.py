@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import has_fit_parameter
 
 import adtrain as ad
 from adtrain.sklearn import AdtrainClassifier, AdtrainRegressor
@@ -54,7 +55,22 @@ def test_the_regressor_predicts_in_the_shape_of_its_targets() -> None:
     assert AdtrainRegressor(epochs=1, **OPTIONS).fit(X, np.stack([y, -y], 1)).predict(X).shape == (len(y), 2)
 
 
+def test_weights_of_rows_are_refused_in_one_line_and_not_promised() -> None:
+    """By the signature scikit-learn decides whether `fit` takes them."""
+    for estimator in AdtrainClassifier(epochs=1), AdtrainRegressor(epochs=1):
+        assert not has_fit_parameter(estimator, "sample_weight")
+        with pytest.raises(TypeError, match=r"^fit: found sample_weight, expected rows and labels only; repeat rows"):
+            estimator.fit([[0.0], [1.0]], [0, 1], sample_weight=[1, 2])
+
+
 def test_a_wrong_option_is_the_error_of_the_config() -> None:
     X, y = load_wine(return_X_y=True)
     with pytest.raises(ad.AdtrainError, match="liner"):
         AdtrainClassifier(layers=[{"liner": 3}], **OPTIONS).fit(X, y)
+
+
+@pytest.mark.parametrize("option", [{"layers": "relu"}, {"layers": 5}, {"batch_size": "a"}])
+def test_an_option_of_a_wrong_type_is_named(option: dict[str, Any]) -> None:
+    (name,) = option
+    with pytest.raises(ad.AdtrainError, match=rf"{name}: found .* expected"):
+        AdtrainRegressor(**option, **OPTIONS).fit([[0.0], [1.0]], [0, 1])

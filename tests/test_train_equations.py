@@ -270,6 +270,12 @@ def test_points_of_a_table_outside_the_box_are_a_warning(
         assert bool(found) == bool(caplog.text)
 
 
+def test_a_decimal_comma_in_a_table_of_points_is_an_error_without_advice(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text('t,u\n0.5,"0,5"\n')
+    with pytest.raises(ad.AdtrainError, match=r"found '0,5' in column 1 \(u\), expected a finite number such as 1\.5$"):
+        prepared(tmp_path, "data.reference=null", f"data.measurements={tmp_path / 'table.csv'}")
+
+
 ADAPTIVE = "data.resample=step", "data.resample_until=20", "data.adaptive=true", "data.sampling=uniform"
 
 

@@ -315,10 +315,11 @@ def test_the_best_epoch_can_be_chosen_by_every_metric_of_the_validation_part(
     allowed = training.Trust(files=[str(tmp_path / "own.py")]) if metric == "errors" else training.Trust()
     _, folder, start, _ = training.resume(folder.path, trust=allowed)
     result = training.run_in_folder(folder, experiment, "cpu", [], start)
-    values = [x.metrics[metric] for x in training.read_metrics(folder.path) if isinstance(x, training.Epoch)]
-    best = min(values) if metric == "errors" else max(values)
-    assert len(values) == 6
-    assert (result.best.value, result.best.epoch) == (best, values.index(best) + 1)
+    epochs = [x for x in training.read_metrics(folder.path) if isinstance(x, training.Epoch)]
+    sign = 1 if metric == "errors" else -1
+    best = min(epochs, key=lambda x: (sign * x.metrics[metric], x.validation.loss if x.validation else 0.0))
+    assert len(epochs) == 6
+    assert (result.best.value, result.best.epoch) == (best.metrics[metric], best.epoch)
 
 
 @pytest.mark.parametrize(
@@ -340,20 +341,28 @@ def test_best_by_a_metric_that_is_not_one_number_of_an_epoch_is_an_error(
 
 
 @given(
-    st.lists(st.floats(0, 1, allow_subnormal=False), min_size=1, max_size=20),
+    st.lists(st.tuples(*[st.sampled_from([0.25, 0.5, 0.75]) | st.floats(0, 1, allow_subnormal=False)] * 2), min_size=1),
     st.sampled_from(["train_loss", "train_accuracy", "validation_loss", "validation_accuracy"]),
     st.sampled_from([0.0, 0.1]),
 )
-def test_the_first_of_equally_good_epochs_is_the_best(values: Sequence[float], by: str, min_delta: float) -> None:
+def test_of_equally_good_epochs_the_first_with_the_smallest_loss_is_the_best(
+    values: Sequence[tuple[float, float]], by: str, min_delta: float
+) -> None:
     best = Best.start(by, higher=by.endswith("accuracy"))
     for epoch, value in enumerate(values, 1):
-        score, other = ClassScore(value, value), ClassScore(0.5, 0.5)
+        score, other = ClassScore(*value), ClassScore(0.5, 0.5)
         train, validation = (score, other) if by.startswith("train") else (other, score)
         best = best.after(Epoch(epoch, 1, train, validation, 1.0, 1.0), min_delta)
-    extreme = max(values) if by.endswith("accuracy") else min(values)
-    assert (best.value, best.epoch) == (extreme, values.index(extreme) + 1)
+    if by.endswith("accuracy"):
+        loss, extreme = min(values, key=lambda x: (-x[1], x[0]))
+        epochs = [i for i, x in enumerate(values, 1) if x == (loss, extreme)]
+        same = [i for i, x in enumerate(values, 1) if x[1] == extreme]
+    else:
+        extreme = loss = min(x[0] for x in values)
+        epochs = same = [i for i, x in enumerate(values, 1) if x[0] == extreme]
+    assert (best.value, best.epoch, best.loss) == (extreme, epochs[0], loss)
     if not min_delta:
-        assert best.waited == len(values) - best.epoch
+        assert best.waited == len(values) - same[0]
 
 
 @pytest.mark.parametrize("by", ["validation_loss", "validation_accuracy"])

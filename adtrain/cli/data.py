@@ -102,12 +102,16 @@ def warn_of_rare_classes(found: DataSet, test: Split) -> None:
         return
     train, in_test = (counts_of(labels, len(found.classes)) for labels in (found.train.labels, test.labels))
     counts = train + counts_of(found.test.labels, len(found.classes))
-    rare = np.flatnonzero((counts < FEW) | (in_test == 0) if len(test) else counts < FEW).tolist()
-    if rare:
-        of_test = [f", {in_test[i]} in the test part" if len(test) else "" for i in rare]
-        names = [f"{printable(found.classes[i])} ({counts[i]:,}{x})" for i, x in zip(rare, of_test, strict=True)]
-        what = f"found few examples of {'class' if len(rare) == 1 else 'classes'} {first_names(names, MOST_NAMES)}"
-        warn(found.name, f"{what}: the scores of so few say little")
+    lacking = np.flatnonzero((counts >= FEW) & (in_test == 0)).tolist() if len(test) else []
+    for what, reason, classes in (
+        ("few examples", "the scores of so few say little", np.flatnonzero(counts < FEW).tolist()),
+        ("no test examples", "it has no scores" if len(lacking) == 1 else "they have no scores", lacking),
+    ):
+        of_test = [f", {in_test[i]} in the test part" if len(test) and counts[i] < FEW else "" for i in classes]
+        names = [f"{printable(found.classes[i])} ({counts[i]:,}{x})" for i, x in zip(classes, of_test, strict=True)]
+        if names:
+            of = f"of {'class' if len(names) == 1 else 'classes'} {first_names(names, MOST_NAMES)}"
+            warn(found.name, f"found {what} {of}: {reason}")
 
 
 def warn_of_equal_columns(found: DataSet) -> None:

@@ -212,11 +212,15 @@ class Data(_Points):
 
     @property
     def examples(self) -> str:
-        """What the data are: "points", "sequences" of a text, "rows" of a table, "examples" of NPZ, or "images"."""
+        """What the data are: "points", "sequences" of a text, "rows" of a table, "images", or else "examples"."""
         if self.sets_steps_per_epoch:
             return "points"
         if self.options.unit == "token":  # of a text file, or of a folder
             return text_file.FORMAT.examples
+        if self.dataset is not None:
+            from adtrain.data.catalogue import CATALOGUE
+
+            return "images" if self.dataset.kind in CATALOGUE else "examples"
         found = None if self.path is None else of_name(self.path, self.options.format)
         return "images" if found is None else found.examples
 
@@ -379,7 +383,8 @@ class Training(Section):
     )
     best_by: BestBy | None = Field(
         None,
-        description="the metric that selects the best epoch, of the task or of training.metrics; "
+        description="the metric that selects the best epoch, of the task or of training.metrics, and among epochs of "
+        "equal value the loss; "
         "default: validation_accuracy (validation_rmse for numbers, validation_f1 for several labels, "
         "validation_perplexity for text), or train_loss without validation images",
     )

@@ -163,7 +163,7 @@ def load_data(values: Mapping[str, str], overrides: Sequence[str] = ()) -> Data:
 def dump(cfg: Config) -> str:
     """The config as YAML, with all defaults; loading it gives an equal config."""
     values = cfg.model_dump(mode="json", exclude_none=True)
-    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120)
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 
 def inline(value: Any) -> str:

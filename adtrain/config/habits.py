@@ -51,6 +51,8 @@ OPTIONS: dict[str, tuple[str, ...]] = _by_name(
         "units out_dim output_dim hidden_size": ("out_features", "hidden_size", "embedding_dim"),
         "filters out_planes": ("out_channels",),
         "rate prob": ("p",),
+        "degrees angle": ("rotation",),
+        "translate": ("shift",),
         "hidden_dim hidden_units cell_size": ("hidden_size",),
         "vocab_size input_dim num_tokens": ("num_embeddings",),
         "intermediate_dim ff_dim ffn_dim mlp_dim d_ff": ("dim_feedforward",),
@@ -112,11 +114,13 @@ NAMES = _by_name(
 
 COMMAND = "the command line has it: --device gpu"
 GATES = "gates have a sigmoid, states tanh; remove it"
+WEIGHTS = "examples have no weights; classes have, such as loss: {cross_entropy: {weight: balanced}}"
 READING = "the data set is in memory, or read as needed; remove it"
 SENTENCES = _by_name(
     {
         "device devices accelerator cuda gpu gpus": COMMAND,
         "num_workers workers pin_memory prefetch_factor": READING,
+        "data.weight data.weights sample_weight sample_weights class_weight class_weights": WEIGHTS,
         "batch_first": "the batch is always the first axis; remove it",
         "shuffle": "the images of each epoch are always in a new random order; remove it",
         "activation": "write the activation as the next layer, such as relu",

@@ -245,10 +245,12 @@ def returned_no_array(name: str, x: Any) -> DTypeError:
 
 
 def type_with_article(x: Any) -> str:
-    """What `x` is, for messages: "an array", "an int", "a dict", "None"."""
+    """What `x` is, for messages: "an array", "a NumPy array", "an int", "None"."""
     if x is None:
         return "None"
-    return with_article("array" if isinstance(x, Value) else type(x).__name__)
+    return with_article(
+        "array" if isinstance(x, Value) else "NumPy array" if isinstance(x, np.ndarray) else type(x).__name__
+    )
 
 
 def from_numpy(x: np.ndarray, device: str, donated: Value | None = None) -> Array:

@@ -62,10 +62,10 @@ def find_device(device: str) -> Transfers:
     Raises:
         DeviceError: the device is not available.
     """
-    found = _loaded.get(device)
+    found = _loaded.get(device) if isinstance(device, str) else None
     if found is None:
         loaders: dict[str, Callable[[], Transfers]] = import_module(LOADERS).LOADERS
-        if device not in loaders:
+        if device not in sorted(loaders):
             raise DeviceError(f"device {device!r} is not available; this version runs on: {', '.join(sorted(loaders))}")
         report_status(f"starting the {device}")
         with during("device"):

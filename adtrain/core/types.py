@@ -55,13 +55,16 @@ def checked_number(name: str, value: Any, dtype: np.dtype) -> Any:
         try:
             if not np.isfinite(float(value)) or np.isfinite(_rounded(value, dtype)):
                 return value
-        except OverflowError:
+        except (OverflowError, TypeError, ValueError):
             pass
         expected = f"a number of at most {np.finfo(dtype).max:.5g}"
     else:
         low, high = (0, 1) if dtype.kind == "b" else (int(np.iinfo(dtype).min), int(np.iinfo(dtype).max))
-        if low <= value <= high and value == int(value):  # false for NaN
-            return bool(value) if dtype.kind == "b" else int(value)
+        try:
+            if low <= value <= high and value == int(value):  # false for NaN
+                return bool(value) if dtype.kind == "b" else int(value)
+        except (TypeError, ValueError):  # of what is no number
+            pass
         expected = f"a whole number from {low} to {high}"
     raise DTypeError(f"{name}: found {value} for elements of type {dtype}, expected {expected}")
 

@@ -100,7 +100,8 @@ class CsvOptions(ShapeOptions):
         date_format: how the dates are written, such as "%d/%m/%Y"; default: 2024-12-31 or 31.12.2024
         decimal: the decimal mark of numbers, which can then have separators of thousands, such as 1.234,5 with a comma;
             default: a point, without thousands
-        missing: what to do with an empty cell: fill it with mean or zero, drop its row, or error
+        missing: what to do with an empty cell: fill it with mean or zero, drop its row, or error; with all but error a
+            row without a label or target is left out
         missing_values: the texts and numbers that stand for an empty cell, in upper and lower case
     """
 

@@ -40,6 +40,9 @@ DATE_FORMATS = (
 
 MOST_LISTED = 5
 
+MOST_WORDS = 3
+"""Maximum different texts among numbers that are proposed as marks of empty cells."""
+
 MOST_CLASSES = 20
 """Maximum different integers that are proposed as classes, and maximum texts as categories if none repeats."""
 
@@ -50,7 +53,7 @@ class Survey:
 
     `key` is what options call the column, `name` is None without a header. `counts_rows` says whether the cells are
     0, 1, ... or 1, 2, ... `codes` says whether one is a `CODE`. `decimals` are the decimal marks with which all cells
-    are numbers.
+    are numbers. `words` are up to MOST_WORDS + 1 different texts that do not look like numbers.
     """
 
     key: str | int
@@ -61,6 +64,7 @@ class Survey:
     cells: int = 0
     texts: set[str] = field(default_factory=set)
     markers: dict[str, None] = field(default_factory=dict)
+    words: dict[str, None] = field(default_factory=dict)
     numbers: bool = True
     integers: bool = True
     codes: bool = False
@@ -87,6 +91,8 @@ class Survey:
             self.notation = self.notation.of(text)
         if len(self.texts) <= MAX_CATEGORIES:
             self.texts.add(text)
+        if len(self.words) <= MOST_WORDS and not NUMBER_LIKE.match(text):
+            self.words[text] = None
         self.codes = self.codes or CODE.fullmatch(text) is not None
         self.numbers = self.numbers and self.notation.is_finite(text)
         self.integers = self.numbers and self.integers and float(self.notation.in_python(text)).is_integer()
@@ -110,7 +116,8 @@ class Survey:
 
     @property
     def has_dates(self) -> bool:
-        return bool(self.texts) and all(map(DATE_LIKE.fullmatch, self.texts))
+        like = list(map(DATE_LIKE.fullmatch, self.texts))
+        return any(like) and all(x or days(text, None) is not None for x, text in zip(like, self.texts, strict=True))
 
     def has_dates_as(self, form: str | None) -> bool:
         """Whether all cells are dates, written so."""
@@ -134,6 +141,22 @@ class Survey:
         return not self.numbers and all(map(NUMBER.fullmatch, self.texts))
 
     @property
+    def has_marked_numbers(self) -> bool:
+        """Whether the cells are many different numbers, but for a few words that may stand for empty cells."""
+        numbers = self.texts - self.words.keys()
+        are_few = 0 < len(self.words) <= MOST_WORDS and len(numbers) > MOST_CLASSES
+        return are_few and not self.codes and all(map(NUMBER.fullmatch, numbers))
+
+    @property
+    def reason(self) -> str:
+        """Why the column is not read."""
+        if not self.cells:
+            return "no values"
+        if self.is_identifier or self.counts_rows:
+            return "identifiers"
+        return "ambiguous dates" if self.has_dates else "too many different texts"
+
+    @property
     def has_classes(self) -> bool:
         return not self.numbers or (self.integers and len(self.texts) <= MOST_CLASSES)
 
@@ -150,9 +173,10 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
 
     `label` or `target` is the column to predict. `dates` has columns of dates of one format. `drop` has columns with
     too many texts, such as names, with other dates, with identifiers, or without values. `categories` has columns with
-    codes, and with both numbers and texts. `missing` is mean if cells are empty. `decimal` is the mark with which all
-    columns of numbers can be read, if there is only one; `delimiter` is what divides the lines, if it is not the
-    default. A column with other numbers, such as 1_000, is an error when it is read.
+    codes, and with both numbers and texts. `missing_values` has a few texts among many numbers, too. `missing` is mean
+    if cells are empty, or drop if only cells to predict are. `decimal` is the mark with which all columns of numbers
+    can be read, if there is only one; `delimiter` is what divides the lines, if it is not the default. A column with
+    other numbers, such as 1_000, is an error when it is read.
     Raises DataError where the table cannot be read, and DataOptionError where a column has too many texts for classes.
     """
     if options.delimiter is None and (delimiter := other_delimiter(path)):
@@ -176,6 +200,11 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
     if not any(column.cells or column.empty for column in columns):
         raise DataError(f"{path}: found no rows, expected one per example")
     columns = [column for i, column in enumerate(columns) if i not in dropped]
+    if marked := [x for x in columns if x.has_marked_numbers and x not in predicted]:
+        words = list(dict.fromkeys(word for x in marked for word in x.words))
+        values = *options.missing_values, *words
+        keys, comments = propose(path, replace(options, missing_values=values))
+        return Proposal({"missing_values": list(values), **keys}, comments)
     if options.decimal is None and (decimal := _decimal(columns)):
         keys, comments = propose(path, replace(options, decimal=decimal))
         return Proposal({"decimal": decimal, **keys}, comments)
@@ -203,18 +232,27 @@ def propose(path: Path, options: CsvOptions) -> Proposal:
         comments["categories"] = (
             f"columns of codes, or of numbers and texts, such as {first_names(texts, MOST_LISTED)}, see missing_values"
         )
+    if left_out:
+        reasons = {x.reason: [str(y.key) for y in left_out if y.reason == x.reason] for x in left_out}
+        listed_reasons = [f"{reason} ({first_names(titles, MOST_LISTED)})" for reason, titles in reasons.items()]
+        comments["drop"] = f"columns that are not read: {', '.join(listed_reasons)}"
     for option, proposed in (("drop", left_out), ("dates", dates), ("categories", mixed)):
         if proposed:
             found[option] = [*getattr(options, option), *(x.key for x in proposed)]
     if form is not None:
         found["date_format"] = form
-    if any(column.empty for column in (*read, *dates, *listed)) and options.missing == "error":
-        found["missing"] = "mean"
+    are_empty, lack_labels = any(x.empty for x in (*read, *dates, *listed)), any(x.empty for x in predicted)
+    if options.missing == "error" and (are_empty or lack_labels):
+        found["missing"] = "mean" if are_empty else "drop"
         markers = [f"{first_names(list(map(quoted, x.markers)), MOST_LISTED)} in {x.title}" for x in read if x.markers]
         if markers:
             comments["missing"] = (
                 f"fills empty cells, which include {first_names(markers, MOST_LISTED)}, see missing_values"
             )
+        if lack_labels:
+            fills = comments.get("missing", "fills empty cells")
+            what = f"leaves out rows without {first_names([str(x.key) for x in predicted if x.empty], MOST_LISTED)}"
+            comments["missing"] = f"{fills}; {what}" if are_empty else what
     return Proposal(found, comments)
 
 

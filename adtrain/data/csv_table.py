@@ -206,28 +206,33 @@ def _cells(
 ) -> Cells:
     """The cells of these columns, and of the same rows the labels, into `labels`.
 
-    With `missing: drop` without the rows that have empty cells.
+    With `missing: drop` without the rows that have empty cells, with `mean` and `zero` without those that lack a label.
     """
     reader = CellReader(table.path, columns, learning and not options.shape, options)
     found: list[list[np.ndarray]] = []
     kept: list[np.ndarray] = []
-    count, first_dropped = 0, 0
+    count, first_dropped = 0, -1
     for chunk in chunks(table):
         values = reader.convert(chunk)
         keep = np.arange(len(chunk.lines))
         if options.missing == "drop" and (empty := np.logical_or.reduce(list(map(np.isnan, values)))).any():
-            first_dropped = first_dropped or chunk.lines[int(empty.argmax())]
             keep = np.flatnonzero(~empty)
+        if labels is not None:
+            keep = labels.add(chunk, keep)
+        if len(keep) < len(chunk.lines):
+            first = np.setdiff1d(np.arange(len(chunk.lines)), keep)[0]
+            first_dropped = chunk.lines[first] if first_dropped < 0 else first_dropped
             values = [column[keep] for column in values]
         found.append(values)
         kept.append(count + keep)
-        if labels is not None:
-            labels.add(chunk, keep)
         count += len(chunk.lines)
     reader.warn()
     rows = np.concatenate([np.zeros(0, np.int64), *kept])
-    if first_dropped:
-        what = f"{count - len(rows):,} of {count:,} rows with an empty cell, the first in line {first_dropped}"
+    if first_dropped >= 0:
+        place = "row" if table.before is None else "line"
+        lacking = "with an empty cell" if options.missing == "drop" or labels is None else f"without a {labels.kind}"
+        lacking += f" (also {first_names(list(map(quoted, labels.emptied)))})" if labels and labels.emptied else ""
+        what = f"{count - len(rows):,} of {count:,} rows {lacking}, the first in {place} {first_dropped}"
         warn(table.path, f"left out {what}")
     if not len(rows):
         nothing = f"an empty cell in each of {count:,} rows" if count else "no rows"
@@ -388,7 +393,7 @@ class _ColumnReader:
             if text and not self.notation.is_finite(text):
                 kind = "dates" if DATE_LIKE.fullmatch(text) else "categories"
                 advice = f"; if the column has {kind}, list it in data.{kind}" if self.learning else ""
-                raise self._wrong(line, text, f"{expected_number(self.notation, text)}{advice}")
+                raise self._wrong(line, text, f"{expected_number(self.notation, text, self.learning)}{advice}")
         raise AssertionError(f"{self.path}: NumPy cannot convert cells that are all finite numbers or empty")
 
     def _note_rounded(self, texts: Sequence[str], numbers: np.ndarray) -> None:
@@ -419,8 +424,9 @@ class _ColumnReader:
 class LabelReader:
     """Reads the labels of a table from one column, or targets from one or several, chunk by chunk.
 
-    `columns` are the indices of these columns, from 0. `signs` are those of the targets in the training part; None if
-    this is the training part. Raises DataOptionError where an option names no column.
+    `columns` are the indices of these columns, from 0. `emptied` are texts of labels that stand for no label. `signs`
+    are those of the targets in the training part; None if this is the training part. Raises DataOptionError where an
+    option names no column.
     """
 
     def __init__(self, table: Opened, options: CsvOptions, signs: Sequence[str] | None) -> None:
@@ -430,9 +436,14 @@ class LabelReader:
         self._missing = Missing(options)
         self.are_targets = options.target is not None
         self.columns = _target_columns(table, options.target) if self.are_targets else [_label_column(table, options)]
-        self._learning = signs is None
+        self._learning, self._allow_empty = signs is None, options.missing != "error"
+        self.emptied: dict[str, None] = {}
         known = zip(self.columns, signs or (), strict=False)
         self._readings: dict[int, Notation | Pair] = {i: Notation(options.decimal, sign) for i, sign in known if sign}
+
+    @property
+    def kind(self) -> str:
+        return "target" if self.are_targets else "label"
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -450,39 +461,56 @@ class LabelReader:
         """Whether all values so far are numbers."""
         return self.are_targets or all(map(self._notation.is_number, self._texts()[0]))
 
-    def add(self, chunk: Chunk, keep: np.ndarray) -> None:
-        """Check the labels of all lines, and keep those at the indices `keep`. Raises DataError with their position."""
+    def add(self, chunk: Chunk, keep: np.ndarray) -> np.ndarray:
+        """Check the labels of all lines, keep those at the indices `keep` that are not empty, and return these indices.
+
+        Raises DataError with the position of a wrong one; an empty one is wrong unless `missing` allows it.
+        """
         if self.are_targets:
-            self._rows.append(np.stack([self._targets(chunk, column) for column in self.columns], axis=1)[keep])
-            return
+            rows = np.stack([self._targets(chunk, column) for column in self.columns], axis=1)
+            keep = keep[~np.isnan(rows[keep]).any(axis=1)]
+            self._rows.append(rows[keep])
+            return keep
         found = chunk.distinct(self.columns[0])
         texts = list(map(cleaned, found.texts))
-        for row, text in zip(found.first.tolist(), texts, strict=True):
-            if text in self._missing:
-                where = f"{self._table.path}:{chunk.lines[row]}"
-                raise _empty(where, text, self._table.title(self.columns[0]), "a label; remove the row")
-        codes = np.array([self._codes.setdefault(text, len(self._codes)) for text in texts], np.int64)
-        self._rows.append(codes[found.numbers[keep]])
+        codes = np.full(len(texts), -1)  # of empty labels
+        for i, text in enumerate(texts):
+            if text not in self._missing:
+                codes[i] = self._codes.setdefault(text, len(self._codes))
+            elif not self._allow_empty:
+                raise self._empty(chunk.lines[found.first[i]], text, self.columns[0])
+            elif text:
+                self.emptied[text] = None
+        rows = codes[found.numbers[keep]]
+        self._rows.append(rows[rows >= 0])
+        return keep[rows >= 0]
+
+    def _empty(self, line: int, text: str, column: int) -> DataError:
+        expected = f"a {self.kind}; data.missing: mean, zero or drop leaves out such rows"
+        return _empty(f"{self._table.path}:{line}", text, self._table.title(column), expected)
 
     def _targets(self, chunk: Chunk, column: int) -> np.ndarray:
-        """The targets of one column, float64; each is finite in float32."""
+        """The targets of one column, float64; each is finite in float32, or NaN where it is empty and may be."""
         plain = self._readings.get(column) in (None, self._notation)
         if plain and not self._missing.numbers and self._notation.decimal is None:
             values, _ = chunk.numbers(column)
             if not np.isnan(values).any():
                 self._readings[column] = self._notation
                 return values
-        texts = list(map(cleaned, chunk.texts(column)))
-        notation = self._notation.of(texts[0]) if self._learning else self._notation
-        reading = self._readings.setdefault(column, pair_of(texts[0]) or notation)
-        for line, text in zip(chunk.lines, texts, strict=True):
-            where = f"{self._table.path}:{line}"
+        targets, reading = np.full(len(chunk.lines), np.nan), self._readings.get(column)
+        for i, text in enumerate(map(cleaned, chunk.texts(column))):
             if text in self._missing:
-                raise _empty(where, text, self._table.title(column), "a finite number; remove the row")
+                if not self._allow_empty:
+                    raise self._empty(chunk.lines[i], text, column)
+                continue
+            if reading is None:
+                notation = self._notation.of(text) if self._learning else self._notation
+                reading = self._readings[column] = pair_of(text) or notation
             if not reading.is_finite(text):
-                found = f"found {quoted(text)} in {self._table.title(column)}"
-                raise DataError(f"{where}: {found}, {expected_number(reading, text)}")
-        return np.array(list(map(reading.in_python, texts)), np.float64)
+                found = f"{self._table.path}:{chunk.lines[i]}: found {quoted(text)} in {self._table.title(column)}"
+                raise DataError(f"{found}, {expected_number(reading, text, self._learning)}")
+            targets[i] = float(reading.in_python(text))
+        return targets
 
     def _texts(self) -> tuple[list[str], np.ndarray]:
         """The different texts of the labels, and for each row the number of its text."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -324,8 +325,9 @@ def _read(place: Path, state: str, options: ImageOptions, listing: Callable[[], 
         what = f"skipped {counted(len(skipped), 'images')} that cannot be read: {names}"
         warn(place, f"{what}; adtrain data inspect lists the reasons")
     if found.others:
-        first, number = visible(str(place / found.others[0])), counted(len(found.others), "files")
-        warn(place, f"skipped {number} of other types than PNG and JPEG, such as {first}")
+        types = Counter(visible(Path(name).suffix.lower() or Path(name).name) for name in found.others)
+        listed = first_names([f"{name} ({count:,})" for name, count in types.most_common()], MOST_NAMES)
+        warn(place, f"skipped {counted(len(found.others), 'files')} of other types than PNG and JPEG: {listed}")
     if found.subfolder is not None:
         name, where = map(visible, found.subfolder)
         warn(place, f"the images in subfolders are of the class of the folder, such as those in {where} of {name}")

@@ -126,8 +126,11 @@ def pair_of(text: str) -> Pair | None:
     return next((pair for pair in PAIRS if pair.is_finite(text)), None)
 
 
-def expected_number(notation: Notation | Pair, text: str) -> str:
-    """What was expected in place of a text that is no finite number in this notation."""
+def expected_number(notation: Notation | Pair, text: str, can_change: bool = True) -> str:
+    """What was expected in place of a text that is no finite number in this notation.
+
+    `can_change` says whether `data.decimal` of the config can set another notation for the table.
+    """
     if isinstance(notation, Pair):
         return f"expected {notation.zero} or {notation.one}"
     readings = [Notation(mark, notation.sign) for mark in (notation.decimal, *DECIMALS)]
@@ -139,7 +142,8 @@ def expected_number(notation: Notation | Pair, text: str) -> str:
         written = "1.234,5" if notation.decimal == "," else "1,234.5"
         return f"expected a finite number such as {written}, as data.decimal says"
     if any(each.is_finite(text) for each in readings):
-        return 'expected a finite number such as 1.5; data.decimal: "," reads 1.234,5, and "." reads 1,234.5'
+        advice = '; data.decimal: "," reads 1.234,5, and "." reads 1,234.5' if can_change else ""
+        return f"expected a finite number such as 1.5{advice}"
     return "expected a finite number"
 
 

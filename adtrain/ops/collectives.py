@@ -15,6 +15,7 @@ from adtrain.core import communicator
 from adtrain.core.array import Value
 from adtrain.core.axes import Axes, letters
 from adtrain.core.errors import AdtrainError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -147,6 +148,7 @@ sum_shards_p: Primitive = Primitive(
 """(x; shards): a reduce-scatter of shards. x is (shards, ...). Shard i receives the sum of all shards' items i."""
 
 
+@checked_options
 def gather_shards(x: ArrayLike, shards: int) -> Value:
     """``x`` of every shard of a batch, (shards, *x.shape), in the order of the shards: an all-gather.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import index
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -57,6 +58,17 @@ def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
                     raise ShapeError(f"{name}: shapes {' and '.join(map(str, shapes))} do not broadcast together")
                 lengths[i] = length
     return tuple(lengths)
+
+
+def integers(name: str, option: str, given: int | Sequence[int]) -> Shape:
+    """One integer or several as a tuple. Raises OptionError for another type, TraceError for a traced number."""
+    try:
+        return (index(given),) if isinstance(given, (int, np.integer)) else tuple(map(index, given))
+    except TypeError:
+        for number in (given,) if isinstance(given, TracedNumber) else given if isinstance(given, Sequence) else ():
+            if isinstance(number, TracedNumber):
+                float(number)  # raises TraceError, which says what to do
+    raise OptionError(f"{name}: {option} is {shown(given)}, expected an integer or several")
 
 
 def normalize_axis(name: str, axis: int, ndim: int) -> int:
@@ -229,10 +241,10 @@ def reshape(x: ArrayLike, shape: int | Sequence[int]) -> Value:
     """The elements in the same order in another shape. One length may be -1: it follows from the others.
 
     Raises:
-        ShapeError: the number of elements differs, or a length is negative.
+        ShapeError: the number of elements differs, or a length is negative. OptionError: a length is no integer.
     """
     value = as_value(x)
-    lengths = tuple(int(n) for n in ((shape,) if isinstance(shape, (int, np.integer)) else shape))
+    lengths = integers("reshape", "shape", shape)
     if lengths.count(-1) == 1:
         known = -math.prod(lengths)
         if known == 0 or value.size % known:
@@ -249,7 +261,7 @@ def broadcast_to(x: ArrayLike, shape: Sequence[int]) -> Value:
     Raises:
         ShapeError: they do not broadcast together, or to another shape.
     """
-    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    value, lengths = as_value(x), integers("broadcast_to", "shape", shape)
     return value if value.shape == lengths else bind(broadcast_to_p, value, shape=lengths)
 
 
@@ -259,7 +271,7 @@ def sum_to(x: ArrayLike, shape: Sequence[int]) -> Value:
     Raises:
         ShapeError: ``shape`` does not broadcast to ``x.shape``.
     """
-    value, lengths = as_value(x), tuple(int(n) for n in shape)
+    value, lengths = as_value(x), integers("sum_to", "shape", shape)
     if value.shape == lengths:
         return value
     if broadcast_shapes("sum_to", value.shape, lengths) != value.shape:

@@ -25,7 +25,7 @@ from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape, checked_number, dtype_of
 from adtrain.ops import elementwise
-from adtrain.ops.common import ArrayLike, as_value
+from adtrain.ops.common import ArrayLike, as_value, integers
 from adtrain.ops.compare import less, where
 from adtrain.option_types import Fraction
 
@@ -61,8 +61,7 @@ def full(shape: int | Shape, value: float, dtype: Any = np.float32, device: str 
     Raises:
         ShapeError: a length is negative. DTypeError: ``dtype`` cannot hold ``value``.
     """
-    lengths = tuple(map(int, shape)) if isinstance(shape, (tuple, list)) else (int(shape),)
-    elements = dtype_of("full", dtype)
+    lengths, elements = integers("full", "shape", shape), dtype_of("full", dtype)
     return bind(full_p, shape=lengths, value=checked_number("full", value, elements), dtype=elements, device=device)
 
 
@@ -76,16 +75,19 @@ def ones(shape: int | Shape, dtype: Any = np.float32, device: str = "cpu") -> Va
     return full(shape, 1, dtype, device)
 
 
-def zeros_like(x: Value) -> Value:
+def zeros_like(x: ArrayLike) -> Value:
     """Zeros of the shape, dtype and device of ``x``."""
-    return full(x.shape, 0, x.dtype, x.device)
+    like = as_value(x)
+    return full(like.shape, 0, like.dtype, like.device)
 
 
-def ones_like(x: Value) -> Value:
+def ones_like(x: ArrayLike) -> Value:
     """Ones of the shape, dtype and device of ``x``."""
-    return full(x.shape, 1, x.dtype, x.device)
+    like = as_value(x)
+    return full(like.shape, 1, like.dtype, like.device)
 
 
+@checked_options
 def arange(start: float, stop: float | None = None, step: float = 1, dtype: Any = None, device: str = "cpu") -> Array:
     """Evenly spaced numbers, as `numpy.arange`; integers become int64, floats float32.
 
@@ -176,7 +178,7 @@ def random_uniform(rng: ArrayLike, shape: Sequence[int], stream: Stream = 0, dty
 
 def uniform(name: str, rng: ArrayLike, shape: Sequence[int], stream: int, dtype: Any) -> Value:
     """`random_uniform`, with errors that begin with the operation ``name``."""
-    state, lengths, element = checked_state(name, rng), tuple(int(n) for n in shape), dtype_of(name, dtype)
+    state, lengths, element = checked_state(name, rng), integers(name, "shape", shape), dtype_of(name, dtype)
     if element.kind != "f":
         raise DTypeError(f"{name}: found dtype {element}, expected float32 or float64")
     if min(lengths, default=0) < 0:

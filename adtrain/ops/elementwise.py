@@ -503,11 +503,13 @@ def soft_cap(x: ArrayLike, cap: Positive) -> Value:
     return tanh(as_value(x) * (1 / cap)) * cap
 
 
+@checked_options
 def leaky_relu(x: ArrayLike, negative_slope: float = 0.01) -> Value:
     """x where positive, ``negative_slope * x`` elsewhere."""
     return bind(leaky_relu_p, as_value(x), negative_slope=negative_slope)
 
 
+@checked_options
 def elu(x: ArrayLike, alpha: float = 1.0) -> Value:
     """x where positive, ``alpha * (e^x - 1)`` elsewhere."""
     return bind(elu_p, as_value(x), alpha=alpha)

@@ -19,10 +19,11 @@ import numpy as np
 
 from adtrain.core.array import Value, array
 from adtrain.core.errors import DTypeError, ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.ops.common import ArrayLike, as_value, reshape
+from adtrain.ops.common import ArrayLike, as_value, integers, reshape
 from adtrain.ops.create import zeros
 from adtrain.ops.elementwise import astype
 from adtrain.ops.reduce import sum
@@ -61,6 +62,7 @@ def grid_levels(coordinates: int, resolutions: Sequence[int], table_size: int) -
     return np.array(levels, np.int64), rows
 
 
+@checked_options
 def hash_grid(points: ArrayLike, table: ArrayLike, resolutions: Sequence[int], table_size: int) -> Value:
     """The features of points (N, d) in all L levels, (N, L * F), from a table (rows, F); d is at most 4.
 
@@ -76,7 +78,7 @@ def hash_grid(points: ArrayLike, table: ArrayLike, resolutions: Sequence[int], t
     rows = as_value(table)
     if x.ndim != 2 or rows.ndim != 2:
         raise ShapeError(f"hash_grid: found shapes {x.shape} and {rows.shape}, expected points (N, d), table (rows, F)")
-    levels, expected = grid_levels(x.shape[1], resolutions, table_size)
+    levels, expected = grid_levels(x.shape[1], integers("hash_grid", "resolutions", resolutions), table_size)
     if rows.shape[0] != expected:
         raise ShapeError(f"hash_grid: found a table of {rows.shape[0]} rows, expected {expected} for these levels")
     if x.dtype.kind != "f" or x.dtype != rows.dtype:

@@ -15,6 +15,7 @@ from adtrain.core.autodiff import ReverseTracer
 from adtrain.core.axes import Axes, Labels, letters
 from adtrain.core.batching_rules import all_mapped, fold, move_axes, unfold
 from adtrain.core.errors import DTypeError, ShapeError, TraceError, user_line
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, dtype_of
@@ -309,6 +310,7 @@ def pick(x: Value, indices: Value, axis: int) -> Value:
     return bind(take_along_axis_p, x, indices, axis=axis)
 
 
+@checked_options
 def one_hot(indices: ArrayLike, num_classes: int, dtype: Any = np.float32) -> Value:
     """Rows that are 1 at the index and 0 elsewhere: shape ``indices.shape + (num_classes,)``.
 
@@ -325,7 +327,7 @@ def embedding(indices: ArrayLike, weight: ArrayLike) -> Value:
         ShapeError: an index is not in [0, entries).
     """
     table = as_value(weight)
-    return bind(take_p, table, _indices(indices, table), axis=0)
+    return bind(take_p, table, _indices(indices, table), axis=normalize_axis("embedding", 0, table.ndim))
 
 
 def _from_the_end(indices: Value, length: int) -> Value:
@@ -406,6 +408,7 @@ def getitem(x: Value, index: Any) -> Value:
             shape of a mask is not that of the axes it stands for. DTypeError: an index is of another type.
         TraceError: a boolean mask is a traced value.
     """
+    x = as_value(x)
     entries, neighbours = _expanded(x, index)
     starts: list[int] = []
     stops: list[int] = []

@@ -13,6 +13,7 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
+from adtrain.core.options import shown
 from adtrain.ops.common import (
     ArrayLike,
     Axis,
@@ -246,11 +247,11 @@ def _paired_axes(axes: int | Sequence[Any], a: Value, b: Value) -> tuple[list[in
                 f"tensordot: found {axes} axes for shapes {a.shape} and {b.shape}, expected 0 to {min(a.ndim, b.ndim)}"
             )
         return list(range(a.ndim - int(axes), a.ndim)), list(range(int(axes)))
-    given = [[x] if isinstance(x, (int, np.integer)) else list(x) for x in axes]
+    given = [x if isinstance(x, Sequence) else [x] for x in axes] if isinstance(axes, Sequence) else []
     if len(given) != 2 or len(given[0]) != len(given[1]):
-        raise OptionError(f"tensordot: found axes {axes}, expected a number, or two sequences of equal length")
+        raise OptionError(f"tensordot: found axes {shown(axes)}, expected a number, or two sequences of equal length")
     first, second = (
-        [normalize_axis("tensordot", int(i), x.ndim) for i in found] for found, x in zip(given, (a, b), strict=True)
+        [normalize_axis("tensordot", i, x.ndim) for i in found] for found, x in zip(given, (a, b), strict=True)
     )
     if len({*first}) < len(first) or len({*second}) < len(second):
         raise ShapeError(f"tensordot: axes {axes} name an axis twice")

@@ -12,11 +12,12 @@ from adtrain.core.array import Value
 from adtrain.core.axes import along
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
 from adtrain.ops.collectives import gather_shards, pairwise_sum
-from adtrain.ops.common import ArrayLike, accurate_sum, as_value, keep_axes, require_float, reshape
+from adtrain.ops.common import ArrayLike, accurate_sum, as_value, integers, keep_axes, require_float, reshape
 from adtrain.ops.elementwise import astype, rsqrt, square
 from adtrain.ops.reduce import first_of, mean
 from adtrain.ops.shape import slice, stack
@@ -190,6 +191,7 @@ def _column(x: Value, column: int) -> list[Value]:
     return [slice(x, [i, column, *[0] * (x.ndim - 2)], [i + 1, column + 1, *x.shape[2:]]) for i in range(x.shape[0])]
 
 
+@checked_options
 def layer_norm(
     x: ArrayLike,
     normalized_shape: int | Sequence[int],
@@ -206,7 +208,7 @@ def layer_norm(
         ShapeError: ``x`` does not end in ``normalized_shape``, or a parameter does not fit.
     """
     value = as_value(x)
-    shape = tuple(np.atleast_1d(normalized_shape).tolist())
+    shape = integers("layer_norm", "normalized_shape", normalized_shape)
     if not shape or value.shape[-len(shape) :] != shape:
         raise ShapeError(f"layer_norm: shape {value.shape} does not end in {shape}")
     _check_parameter("layer_norm", "weight", weight, shape)
@@ -215,6 +217,7 @@ def layer_norm(
     return _affine(bind(standardize_p, value, axes=axes, eps=eps)[0], weight, bias, shape)
 
 
+@checked_options
 def group_norm(
     x: ArrayLike,
     num_groups: int,

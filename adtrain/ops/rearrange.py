@@ -14,6 +14,7 @@ import numpy as np
 
 from adtrain.core.array import Array, Value, array
 from adtrain.core.errors import DTypeError, OptionError, ShapeError, TraceError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
@@ -41,7 +42,10 @@ def _integers(name: str, what: str, given: int | Sequence[int] | np.ndarray | Ar
     """
     if isinstance(given, Value) and not isinstance(given, Array):
         raise TraceError(f"{name}: {what} is a traced value, expected numbers: the result's shape depends on them")
-    found = np.asarray(given)
+    try:
+        found = np.asarray(given)
+    except ValueError:  # lists of different lengths
+        found = np.array(None)
     if found.size and found.dtype.kind not in "iu":
         raise DTypeError(f"{name}: found {what} {given}, expected integers")
     return found.astype(np.int64)
@@ -141,11 +145,11 @@ def roll(x: ArrayLike, shift: int | Sequence[int], axis: int | Sequence[int] | N
         if shifts.ndim:
             raise OptionError(f"roll: found shifts {shift} without axes, expected one shift, or an axis for each")
         return reshape(_rolled(reshape(value, (value.size,)), int(shifts), 0), value.shape)
-    axes = [axis] if isinstance(axis, (int, np.integer)) else list(axis)
+    axes = [normalize_axis("roll", each, value.ndim) for each in (axis if isinstance(axis, Sequence) else [axis])]
     if shifts.ndim > 1 or (shifts.ndim and shifts.size not in (1, len(axes)) and len(axes) != 1):
         raise OptionError(f"roll: found shifts {shift} for axes {axis}, expected one for each")
     for each, number in zip(*np.broadcast_arrays(axes, shifts), strict=True):
-        value = _rolled(value, int(number), normalize_axis("roll", each, value.ndim))
+        value = _rolled(value, int(number), int(each))
     return value
 
 
@@ -157,6 +161,7 @@ def _rolled(x: Value, shift: int, axis: int) -> Value:
     return concatenate([_part(x, axis, first, length), _part(x, axis, 0, first)], axis)
 
 
+@checked_options
 def diagonal(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """The elements ``x[i, i + offset]`` of two axes, as `numpy.diagonal`; they are the last axis of the result.
 
@@ -183,6 +188,7 @@ def _diagonal(name: str, x: ArrayLike, offset: int, axis1: int, axis2: int) -> V
     return slice(flat, (*[0] * leading, first), (*flat.shape[:-1], stop), (*[1] * leading, n + 1))
 
 
+@checked_options
 def diag(x: ArrayLike, k: int = 0) -> Value:
     """For a vector the matrix with it on diagonal ``k``, for a matrix its diagonal ``k``, as `numpy.diag`.
 
@@ -208,6 +214,7 @@ def diag(x: ArrayLike, k: int = 0) -> Value:
     return reshape(flat, (side, side))
 
 
+@checked_options
 def trace(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """The sum of a diagonal, as `numpy.trace`; integers are summed as int64.
 
@@ -217,6 +224,7 @@ def trace(x: ArrayLike, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Valu
     return sum(_diagonal("trace", x, offset, axis1, axis2), -1)
 
 
+@checked_options
 def tril(x: ArrayLike, k: int = 0) -> Value:
     """The elements of the last two axes on diagonal ``k`` and below it, and 0 above it, as `numpy.tril`.
 
@@ -226,6 +234,7 @@ def tril(x: ArrayLike, k: int = 0) -> Value:
     return _triangle("tril", x, k, below=True)
 
 
+@checked_options
 def triu(x: ArrayLike, k: int = 0) -> Value:
     """The elements of the last two axes on diagonal ``k`` and above it, and 0 below it, as `numpy.triu`.
 
@@ -299,6 +308,7 @@ def sort(x: ArrayLike, axis: int = -1, descending: bool = False) -> Value:
     return pick(value, _sorted_indices(value, position, value.shape[position], descending), position)
 
 
+@checked_options
 def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Value, Value]:
     """The ``k`` largest elements along ``axis`` in descending order, or the smallest in ascending order.
 
@@ -314,5 +324,5 @@ def topk(x: ArrayLike, k: int, axis: int = -1, largest: bool = True) -> tuple[Va
     position = normalize_axis("topk", axis, value.ndim)
     if not 0 <= k <= value.shape[position]:
         raise ShapeError(f"topk: found k = {k}, expected 0 to {value.shape[position]}, the length of axis {position}")
-    indices = _sorted_indices(value, position, int(k), largest)
+    indices = _sorted_indices(value, position, k, largest)
     return pick(value, indices, position), indices

@@ -16,6 +16,7 @@ from adtrain.core.array import Value
 from adtrain.core.axes import along, without
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import ShapeError
+from adtrain.core.options import checked_options
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
@@ -180,6 +181,7 @@ def first_of(axes: Sequence[int]) -> Callable[[Value], Value]:
     return custom_vjp(forward, lambda residuals, ct: (None,))
 
 
+@checked_options
 def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
     """Sum of squared deviations from the mean over ``axis``, divided by ``count - correction``.
 
@@ -203,6 +205,7 @@ def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: i
     return sum(deviation * deviation, axes, keepdims) / (count - correction)
 
 
+@checked_options
 def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
     """Standard deviation over ``axis``: the square root of `var`. If it is 0, its gradient is 0, as in PyTorch.
 

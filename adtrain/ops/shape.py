@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value
+from adtrain.core.array import Value, type_with_article
 from adtrain.core.axes import Axes, along, letters
-from adtrain.core.errors import ShapeError
+from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.primitive import Primitive, Trait, no_flops
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, checked_number
-from adtrain.ops.common import ArrayLike, Axis, as_value, normalize_axes, normalize_axis, promote, reshape
+from adtrain.ops.common import ArrayLike, Axis, as_value, integers, normalize_axes, normalize_axis, promote, reshape
 
 __all__ = ["concatenate", "expand_dims", "flip", "pad", "slice", "squeeze", "stack", "transpose"]
 
@@ -171,7 +171,7 @@ def transpose(x: ArrayLike, axes: Sequence[int] | None = None) -> Value:
         ShapeError: ``axes`` is not a permutation of the axes.
     """
     value = as_value(x)
-    order = tuple(range(value.ndim))[::-1] if axes is None else tuple(int(a) for a in axes)
+    order = tuple(range(value.ndim))[::-1] if axes is None else integers("transpose", "axes", axes)
     order = tuple(normalize_axis("transpose", a, value.ndim) for a in order)
     if sorted(order) != list(range(value.ndim)):
         raise ShapeError(
@@ -192,9 +192,7 @@ def concatenate(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
     Raises:
         ShapeError: there are none, or their other axes differ.
     """
-    if not xs:
-        raise ShapeError("concatenate: found no arrays, expected at least one")
-    values = promote(*xs)
+    values = promote(*_several("concatenate", xs))
     ndim = values[0].ndim
     if any(x.ndim != ndim for x in values):
         raise ShapeError(
@@ -205,7 +203,16 @@ def concatenate(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
 
 def stack(xs: Sequence[ArrayLike], axis: int = 0) -> Value:
     """Join arrays of one shape along a new axis."""
-    return concatenate([expand_dims(x, axis) for x in xs], axis)
+    return concatenate([expand_dims(x, axis) for x in _several("stack", xs)], axis)
+
+
+def _several(name: str, xs: Sequence[ArrayLike]) -> list[ArrayLike]:
+    """The arrays to join. Raises ShapeError if there are none, DTypeError if `xs` is not a sequence."""
+    if not isinstance(xs, (Iterable, Value)):
+        raise DTypeError(f"{name}: found {type_with_article(xs)}, expected a sequence of arrays")
+    if not (found := list(xs)):
+        raise ShapeError(f"{name}: found no arrays, expected at least one")
+    return found
 
 
 def slice(x: ArrayLike, starts: Sequence[int], stops: Sequence[int], steps: Sequence[int] | None = None) -> Value:
@@ -215,14 +222,15 @@ def slice(x: ArrayLike, starts: Sequence[int], stops: Sequence[int], steps: Sequ
         ShapeError: bounds are missing, or outside of the shape.
     """
     value = as_value(x)
-    every = tuple(steps) if steps is not None else (1,) * value.ndim
-    if not len(starts) == len(stops) == len(every) == value.ndim:
+    first, end = integers("slice", "starts", starts), integers("slice", "stops", stops)
+    every = (1,) * value.ndim if steps is None else integers("slice", "steps", steps)
+    if not len(first) == len(end) == len(every) == value.ndim:
         raise ShapeError(
-            f"slice: found bounds for {len(starts)}, {len(stops)} and {len(every)} axes, expected {value.ndim}"
+            f"slice: found bounds for {len(first)}, {len(end)} and {len(every)} axes, expected {value.ndim}"
         )
-    if not any(starts) and tuple(stops) == value.shape and set(every) <= {1}:
+    if not any(first) and end == value.shape and set(every) <= {1}:
         return value
-    return bind(slice_p, value, starts=tuple(starts), stops=tuple(stops), steps=every)
+    return bind(slice_p, value, starts=first, stops=end, steps=every)
 
 
 def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Value:
@@ -242,7 +250,8 @@ def pad(x: ArrayLike, pad_width: int | Sequence[Any], value: float = 0.0) -> Val
         widths = np.broadcast_to(given.astype(int, casting="safe"), (source.ndim, 2)).tolist()
     except (ValueError, TypeError):
         raise ShapeError(f"pad: widths {pad_width} do not fit the {source.ndim} axes of shape {source.shape}") from None
-    number = checked_number("pad", float(value) if source.dtype.kind == "f" else value, source.dtype)
+    number = checked_number("pad", value, source.dtype)
+    number = float(number) if source.dtype.kind == "f" else number
     cropped = _cropped(source, widths)
     low, high = tuple(max(a, 0) for a, _ in widths), tuple(max(b, 0) for _, b in widths)
     if cropped is not source and not any((*low, *high)):
@@ -284,7 +293,7 @@ def expand_dims(x: ArrayLike, axis: Axis) -> Value:
     value = as_value(x)
     if axis is None:
         raise ShapeError("expand_dims: found axis None, expected an axis or several")
-    count = 1 if isinstance(axis, (int, np.integer)) else len(tuple(axis))
+    count = len(axis) if isinstance(axis, Sequence) else 1
     axes = normalize_axes("expand_dims", axis, value.ndim + count)
     lengths: list[int] = list(value.shape)
     for i in axes:

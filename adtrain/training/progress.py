@@ -48,7 +48,8 @@ class Best:
 
     Attributes:
         higher: whether higher values are better.
-        value, epoch: the best value and its epoch; None and 0 before the first epoch ends.
+        value, epoch, loss: the best value, its epoch, and the loss of the same part in it; None and 0 before the first
+            epoch ends.
         to_beat: the reference of early stopping: the last value that improved on its predecessor by more than
             `min_delta`.
         waited: epochs since `to_beat` was set.
@@ -58,18 +59,20 @@ class Best:
     higher: Bool
     value: Measured | None
     epoch: Total
+    loss: Measured | None
     to_beat: Measured | None
     waited: Total
 
     @classmethod
     def start(cls, by: str, higher: bool) -> Best:
         """The record before the first epoch ends."""
-        return cls(by, higher, None, 0, None, 0)
+        return cls(by, higher, None, 0, None, None, 0)
 
     def after(self, epoch: ScoredEpoch, min_delta: float = 0.0) -> Best:
         """The record after an epoch ended.
 
-        Among equal epochs the first one counts. An epoch without the metric is no improvement.
+        Among epochs of equal value the one with the smallest loss counts, among equal ones the first. An epoch without
+        the metric is no improvement.
         """
         value = self.measured(epoch)
         if value is None:
@@ -78,7 +81,10 @@ class Best:
             updated = replace(self, to_beat=value, waited=0)
         else:
             updated = replace(self, waited=self.waited + 1)
-        return replace(updated, value=value, epoch=epoch.epoch) if self._gain(value, self.value) > 0 else updated
+        gain, loss = self._gain(value, self.value), metric_of(epoch, self.by.partition("_")[0], "loss")
+        has_less_loss = loss is not None and self.loss is not None and loss < self.loss
+        is_best = gain > 0 or (gain == 0 and has_less_loss)
+        return replace(updated, value=value, epoch=epoch.epoch, loss=loss) if is_best else updated
 
     def measured(self, epoch: ScoredEpoch) -> float | None:
         """The metric of an epoch; None if it was not measured."""

@@ -208,8 +208,9 @@ class Predictor:
     """Predicts the step's time with other settings, from the costs of its equations.
 
     The time of an operation is a fixed cost, and a time for its work. An operation of both steps keeps its share of the
-    roofline. Additional work of a matrix product, or of an operation that is bound by its launch, is done at REACHABLE
-    of the roofline at least. An operation that only the changed step has reaches the mean share. The time of the host
+    roofline. Additional work is done at this share, but at REACHABLE at most: the operation may have reached more
+    because its data lay in a cache. For matrix products and operations bound by their launch it is REACHABLE. An
+    operation that only the changed step has reaches the mean share, or REACHABLE if that is less. The time of the host
     does not change. It is 0 for compiled code on a CPU, where the time outside of operations is that of other programs.
     """
 
@@ -222,7 +223,7 @@ class Predictor:
         self.base_ms = max(step_ms, total) if needs_host else total
         self.host_ms = self.base_ms - total
         self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
-        self.mean = min(1.0, sum(x.least_ms for x in operations) / total) if total else 1.0
+        self.mean = min(REACHABLE, sum(x.least_ms for x in operations) / total) if total else REACHABLE
 
     def outline(self, overrides: Sequence[str]) -> Experiment:
         """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
@@ -274,7 +275,7 @@ class Predictor:
         above = max(0.0, x.ms - fixed)
         if least <= x.least_ms or not above:
             return fixed + above * least / x.least_ms
-        reached = max(min(1.0, x.least_ms / above), REACHABLE if "matmul" in x.op.split("+") else 0.0)
+        reached = REACHABLE if "matmul" in x.op.split("+") else min(REACHABLE, x.least_ms / above)
         return fixed + above + (least - x.least_ms) / reached
 
 
