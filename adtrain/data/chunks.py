@@ -8,6 +8,7 @@ from __future__ import annotations
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from io import TextIOWrapper
 from itertools import islice, pairwise
 from typing import NamedTuple, Protocol
@@ -15,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from adtrain.data.csv_file import Line, Opened, csv_lines
-from adtrain.data.notation import is_plain
+from adtrain.data.notation import EPOCH, is_plain
 from adtrain.files import open_regular
 
 FIRST_ROWS, MORE_ROWS = 1024, 16384
@@ -41,6 +42,14 @@ WORD, MOST_WORDS = 8, 3
 
 PADDING = WORD * MOST_WORDS
 """Bytes before the first text of a block."""
+
+ISO_LENGTHS, ISO_NUMBERS = (10, 16, 19), (0, 2, 5, 8, 11, 14, 17)
+"""Bytes of 2024-12-31, 2024-12-31 23:59 and 2024-12-31 23:59:59, and the first ones of their numbers of two digits."""
+
+ISO_MARKS = {4: (MINUS,), 7: (MINUS,), 10: tuple(b" T"), 13: tuple(b":"), 16: tuple(b":")}
+"""The possible bytes at places without digits."""
+
+EPOCH_DAYS = (EPOCH - datetime(1970, 1, 1)).days
 
 ALL_BYTES = 0x0101010101010101
 NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
@@ -72,6 +81,10 @@ class Chunk(Protocol):
     def distinct(self, column: int) -> Distinct: ...
 
     def numbers(self, column: int) -> Numbers: ...
+
+    def dates(self, column: int) -> Numbers | None:
+        """The dates that `iso_dates` reads; None where there is none in the column."""
+        ...
 
 
 class Distinct(NamedTuple):
@@ -105,6 +118,9 @@ class RowChunk:
     def numbers(self, column: int) -> Numbers:
         return _numbers_or_others(self, column, np.full(len(self._rows), np.nan), np.arange(len(self._rows)))
 
+    def dates(self, column: int) -> None:  # their texts are split already
+        return None
+
 
 class ByteChunk:
     """Rows of bytes. `ends` are the positions behind the cells, int64 (rows, columns); the first begins at `begin`."""
@@ -136,6 +152,10 @@ class ByteChunk:
     def numbers(self, column: int) -> Numbers:
         values, others = decimal_numbers(self._block, self._begins(column), self._ends[column])
         return _numbers_or_others(self, column, values, others)
+
+    def dates(self, column: int) -> Numbers | None:
+        found = iso_dates(self._block, self._begins(column), self._ends[column])
+        return None if np.isnan(found.values).all() else found
 
 
 def _numbers_or_others(chunk: Chunk, column: int, values: np.ndarray, others: np.ndarray) -> Numbers:
@@ -247,6 +267,32 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     values[are_wrong] = np.nan
     are_wrong &= filled
     return Numbers(values, np.flatnonzero(are_wrong))
+
+
+def iso_dates(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbers:
+    """The texts between positions as `notation.days`: 2024-12-31, 2024-12-31 23:59 and 2024-12-31T23:59:59. Texts in
+    other forms, and those that are no dates, are `others`."""
+    lengths = ends - begins
+    values, others = np.full(len(ends), np.nan), lengths > 0
+    for length in ISO_LENGTHS:
+        rows = np.flatnonzero(lengths == length)
+        texts = np.ndarray((len(block) - length + 1, length), np.uint8, block, strides=(1, 1))[begins[rows]].T
+        digits = np.ascontiguousarray(texts) - np.uint8(ZERO)
+        fits = np.logical_and.reduce([digits[i] <= 9 for i in range(length) if i not in ISO_MARKS])
+        for i, marks in ISO_MARKS.items():
+            fits &= i >= length or np.isin(texts[i], marks)
+        rows, digits = rows[fits], digits[:, fits].astype(np.int64)
+        century, year, month, day, *time = (10 * digits[i] + digits[i + 1] for i in ISO_NUMBERS if i < length)
+        hour, minute, second = [*time, *[np.zeros(len(rows), np.int64)] * 3][:3]
+        year += 100 * century
+        months = ((year - 1970) * 12 + month - 1).astype("M8[M]")
+        first, end = (x.astype("M8[D]").astype(np.int64) for x in (months, months + 1))
+        fits = (year > 0) & (month > 0) & (month <= 12) & (day > 0) & (day <= end - first)
+        fits &= (hour < 24) & (minute < 60) & (second < 60)
+        seconds = (first + day - 1 - EPOCH_DAYS) * 86400 + (hour * 60 + minute) * 60 + second
+        values[rows[fits]] = seconds[fits] / 86400
+        others[rows[fits]] = False
+    return Numbers(values, np.flatnonzero(others))
 
 
 def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zeros: np.uint64 = NOTHING) -> np.ndarray:
