@@ -9,6 +9,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from io import TextIOWrapper
 from itertools import islice, pairwise
 from typing import NamedTuple, Protocol
@@ -48,8 +49,6 @@ ISO_LENGTHS, ISO_NUMBERS = (10, 16, 19), (0, 2, 5, 8, 11, 14, 17)
 
 ISO_MARKS = {4: (MINUS,), 7: (MINUS,), 10: tuple(b" T"), 13: tuple(b":"), 16: tuple(b":")}
 """The possible bytes at places without digits."""
-
-EPOCH_DAYS = (EPOCH - datetime(1970, 1, 1)).days
 
 ALL_BYTES = 0x0101010101010101
 NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
@@ -146,8 +145,10 @@ class ByteChunk:
         words = [_last_bytes(self._block, ends, ends - begins, i) for i in range(-(-longest // WORD))]
         numbers = first_equal(words)
         first = np.flatnonzero(numbers == np.arange(len(numbers)))
+        number_of_first = np.empty_like(numbers)
+        number_of_first[first] = np.arange(len(first))
         bounds = zip(begins[first].tolist(), ends[first].tolist(), strict=True)
-        return Distinct([self._block[i:j].decode() for i, j in bounds], first, np.searchsorted(first, numbers))
+        return Distinct([self._block[i:j].decode() for i, j in bounds], first, number_of_first[numbers])
 
     def numbers(self, column: int) -> Numbers:
         values, others = decimal_numbers(self._block, self._begins(column), self._ends[column])
@@ -276,23 +277,31 @@ def iso_dates(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbers:
     values, others = np.full(len(ends), np.nan), lengths > 0
     for length in ISO_LENGTHS:
         rows = np.flatnonzero(lengths == length)
-        texts = np.ndarray((len(block) - length + 1, length), np.uint8, block, strides=(1, 1))[begins[rows]].T
-        digits = np.ascontiguousarray(texts) - np.uint8(ZERO)
+        texts = np.ndarray((len(block) - length + 1, length), np.uint8, block, strides=(1, 1))[begins[rows]]
+        texts = np.ascontiguousarray(texts.T)
+        digits = texts - np.uint8(ZERO)
         fits = np.logical_and.reduce([digits[i] <= 9 for i in range(length) if i not in ISO_MARKS])
         for i, marks in ISO_MARKS.items():
-            fits &= i >= length or np.isin(texts[i], marks)
-        rows, digits = rows[fits], digits[:, fits].astype(np.int64)
-        century, year, month, day, *time = (10 * digits[i] + digits[i + 1] for i in ISO_NUMBERS if i < length)
-        hour, minute, second = [*time, *[np.zeros(len(rows), np.int64)] * 3][:3]
-        year += 100 * century
-        months = ((year - 1970) * 12 + month - 1).astype("M8[M]")
-        first, end = (x.astype("M8[D]").astype(np.int64) for x in (months, months + 1))
-        fits = (year > 0) & (month > 0) & (month <= 12) & (day > 0) & (day <= end - first)
-        fits &= (hour < 24) & (minute < 60) & (second < 60)
-        seconds = (first + day - 1 - EPOCH_DAYS) * 86400 + (hour * 60 + minute) * 60 + second
+            fits &= i >= length or np.logical_or.reduce([texts[i] == mark for mark in marks])
+        if not fits.all():
+            rows, digits = rows[fits], digits[:, fits]
+        century, year, month, day, *time = (digits[i] * np.uint8(10) + digits[i + 1] for i in ISO_NUMBERS if i < length)
+        hour, minute, second = [*time, *[np.zeros(len(rows), np.uint8)] * 3][:3]
+        fits = (century | year > 0) & (month > 0) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
+        months = np.where(fits, (century * np.int64(100) + year) * 12 + month, 13)
+        first = month_starts()[months]
+        fits &= (day > 0) & (first + day <= month_starts()[months + 1])
+        seconds = (first + day - 1) * 86400 + (hour * np.int64(60) + minute) * 60 + second
         values[rows[fits]] = seconds[fits] / 86400
         others[rows[fits]] = False
     return Numbers(values, np.flatnonzero(others))
+
+
+@cache
+def month_starts() -> np.ndarray:
+    """For each month its first day, in days since EPOCH, to that after year 9999. Month m of year y is at 12 y + m."""
+    months = np.arange(12 * 10_000 + 2) - (12 * 1970 + 1)
+    return months.astype("M8[M]").astype("M8[D]").astype(np.int64) - (EPOCH - datetime(1970, 1, 1)).days
 
 
 def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zeros: np.uint64 = NOTHING) -> np.ndarray:
