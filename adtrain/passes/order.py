@@ -113,7 +113,7 @@ def readers_first(program: Program) -> Program:
     for i, e in enumerate(program.equations):
         for v in e.inputs:
             readers.setdefault(v, {})[i] = None
-    order = TopologicalOrder([{producer[v] for v in e.inputs if v in producer} for e in program.equations])
+    order = TopologicalOrder(program.needs)
     for out, donated in pair_donated(program).items():
         writer = producer.get(out)
         for i in readers.get(donated, ()):
