@@ -29,7 +29,7 @@ from adtrain.config.records import plain
 from adtrain.core import communicator
 from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
-from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
+from adtrain.distributed.agreement import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
 from adtrain.table import broken, terminal_width
 from adtrain.training import Observer, RunFolder, scores, tensorboard
