@@ -100,7 +100,8 @@ class Equation:
     @cached_property
     def cost(self) -> Cost:
         """FLOPs and bytes of one run, for one member."""
-        return self.primitive.cost([v.type for v in self.inputs], self.params, self.elements_read)
+        types, outputs = ([v.type for v in variables] for variables in (self.inputs, self.outputs))
+        return self.primitive.cost(types, self.params, self.elements_read, outputs)
 
     @cached_property
     def elements_read(self) -> Sequence[int]:
@@ -217,9 +218,14 @@ class Program:
         return found
 
     @cached_property
+    def positions(self) -> Mapping[Variable, int]:
+        """The position of the equation that computes each variable."""
+        return {v: i for i, e in enumerate(self.equations) for v in e.outputs}
+
+    @cached_property
     def needs(self) -> Sequence[frozenset[int]]:
         """For each equation the positions of those whose results it reads."""
-        found = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
+        found = self.positions
         return [frozenset(found[v] for v in e.inputs if v in found) for e in self.equations]
 
     @cached_property
@@ -450,7 +456,7 @@ def _fused_reads(*args: Any, form: str, body: Program) -> Sequence[int]:
 
 def _fused_axes(*args: Any, form: str, body: Program) -> Axes:
     if form == LOOPS:
-        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+        return aligned(tuple(v.type.shape for v in body.inputs), tuple(v.type.shape for v in body.outputs))
     return axes_of_body(body)
 
 

@@ -127,7 +127,7 @@ class Groups:
     def __init__(self, program: Program, limit: float = math.inf) -> None:
         self.program = program
         self.equations = program.equations
-        self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
+        self.producer = program.positions
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
         self.limit = limit

@@ -108,7 +108,7 @@ def _with_early_updates(program: Program, exchanges: Sequence[int], dependences:
 @keeps(Results.EXACT)
 def readers_first(program: Program) -> Program:
     """The same equations, with readers of a donated input before its overwriter, if dependences allow."""
-    producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+    producer = program.positions
     readers: dict[Variable, dict[int, None]] = {}
     for i, e in enumerate(program.equations):
         for v in e.inputs:
