@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from adtrain.cache import digest, open_cache
+from adtrain.cache import Includes, digest, open_cache
 from adtrain.core.array import Value, type_with_article
 from adtrain.core.autodiff import fill_zeros
 from adtrain.core.errors import Definition, OptionError, ShapeError, TraceError, caller
@@ -40,7 +40,6 @@ from adtrain.core.options import shown
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.includes import Includes
 from adtrain.ops.common import as_value
 from adtrain.plugins import watched
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from adtrain.core.errors import AdtrainError
 from adtrain.text import short
@@ -218,3 +218,18 @@ def unwritable(path: Path, error: OSError, size: int = 0) -> Unwritable:
     """The error for a file or folder. Where there is no space for its `size` bytes, it says how much that is."""
     needed = f"; it needs {short(size, 'B')}" if size and error.errno in NO_SPACE else ""
     return Unwritable(f"{path}: cannot be written ({error.strerror or error}){needed}")
+
+
+PACKAGE = Path(__file__).parent
+
+Folder = Literal["kernels", "configs", "datasets"]
+
+
+def asset_path(folder: Folder) -> Path:
+    """The absolute path of one of the folders. Raises AdtrainError if the installation lacks it."""
+    candidates = [PACKAGE / "_assets" / folder, PACKAGE.parent / folder]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.resolve()
+    places = " and ".join(str(candidate) for candidate in candidates)
+    raise AdtrainError(f"the folder {folder}/ is missing (looked for {places}); reinstall adtrain")

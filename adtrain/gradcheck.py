@@ -23,14 +23,15 @@ import numpy as np
 from adtrain.augment import Batch
 from adtrain.cases import Case
 from adtrain.config import Config, build
-from adtrain.config.equation_terms import Equations
-from adtrain.core import poison, tree
+from adtrain.config.specs import Equations
+from adtrain.core import tree
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import grad, vjp
 from adtrain.core.axes import Axes, Labels
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.forward import jet
 from adtrain.core.kernel import has_kernels
+from adtrain.core.memory import OutOfBounds, poisoned
 from adtrain.core.primitive import Primitive
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
@@ -434,10 +435,10 @@ def _kernel_error(f: Callable[..., Any], case: Case, dtype: str, device: str) ->
     place of compiled code."""
     expected = _leaves(f(*case.sample()))
     try:
-        with poison.poisoned():
+        with poisoned():
             staged, given = stage(f, ALL), [x.to(device) for x in case.sample(dtype)]
             found = _leaves(staged(*given))
-    except poison.OutOfBounds as error:
+    except OutOfBounds as error:
         op = OWN_OPS.get(error.primitive)
         if op is None or op.custom is None:
             raise

@@ -21,7 +21,7 @@ import numpy as np
 from adtrain import grad, nn, ops, optim
 from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.threads import TeamSize
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core.staging import stage
 from adtrain.passes import ALL
 

@@ -25,7 +25,7 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 
 SIZES: dict[str, dict[str, dict[str, int]]] = {
     "burgers": {

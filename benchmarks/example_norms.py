@@ -22,7 +22,7 @@ import numpy as np
 
 from adtrain import config
 from adtrain.bench.profile import OpTimer
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core.array import array
 from adtrain.core.devices import find_device
 from adtrain.core.trace import hook

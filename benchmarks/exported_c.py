@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 import onnxruntime
 
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.export import onnx_model
 from adtrain.export.c import network, source
 from adtrain.export.c.source import compiled

@@ -27,7 +27,7 @@ from gpu_report import Report
 
 from adtrain.bench.peers.systems import WorkerFailed, WorkerProcess, started
 from adtrain.bench.peers.worker import Worker, main
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 
 ROUNDS, SAMPLE_SECONDS = 9, 0.1
 SYSTEMS = ("adtrain", "jax", "torch", "torch-compile")

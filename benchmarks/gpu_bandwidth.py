@@ -22,7 +22,7 @@ import torch
 from gpu_bandwidth_cases import Case, N, array_of, cases, tensor_of
 from gpu_report import Report
 
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core.array import Array
 from adtrain.core.backend import backend
 

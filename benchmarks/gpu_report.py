@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from adtrain import __version__
-from adtrain.bench.timing.protocol import commit
+from adtrain.bench.machine import commit
 
 PACKAGES = ("torch", "jax", "numpy", "pycuda", "cuda-bindings", "nvidia-cudnn-cu13", "nvidia-cublas")
 

@@ -25,7 +25,7 @@ import torch
 from gpu_report import Report
 
 import adtrain as ad
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core.backend import backend
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "kernel_norm.py"))

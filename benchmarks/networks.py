@@ -26,9 +26,9 @@ import numpy as np
 import yaml
 from gpu_report import Report
 
+from adtrain.bench.machine import thread_count
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerFailed, chosen, started
-from adtrain.bench.timing.machine import thread_count
 
 PEERS = "torch-eager", "torch-compile", "torch-max", "jax-jit", "jax-scan"
 CLASSES = 10

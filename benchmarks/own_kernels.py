@@ -23,7 +23,7 @@ from gpu_bandwidth_cases import array_of, tensor_of
 from gpu_report import Report
 
 from adtrain import plugins
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import backend
 from adtrain.core.staging import stage

@@ -35,7 +35,7 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
-from adtrain.bench.timing.protocol import commit
+from adtrain.bench.machine import commit
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, stage
 from adtrain.core.trace import phase

@@ -96,6 +96,8 @@ def curve(runs: Sequence[Mapping[str, Any]]) -> list[Point]:
 
 LEFT, WIDTH, TOP, HEIGHT, PANEL, BOTTOM = 46, 230, 34, 190, 330, 40
 """Pixels: of a panel the margins, the plot and the whole."""
+COLUMNS = 2
+"""Panels in a row."""
 TICKS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.96, 0.98, 0.985, 0.99, 0.995)
 """Accuracies that are written on the axis."""
 LOWEST = 0.5
@@ -103,12 +105,13 @@ LOWEST = 0.5
 
 
 def picture(races: Races) -> str:
-    """The panels side by side."""
+    """The panels, in rows."""
     panels = [race for race in races.values() if len(race["systems"]) > 1]
-    size = f'viewBox="0 0 {PANEL * len(panels)} {TOP + HEIGHT + BOTTOM}"'
+    row = TOP + HEIGHT + BOTTOM
+    size = f'viewBox="0 0 {PANEL * min(len(panels), COLUMNS)} {row * -(-len(panels) // COLUMNS)}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', STYLE]
     for i, race in enumerate(panels):
-        parts += [f'<g transform="translate({PANEL * i} 0)">', *_panel(race), "</g>"]
+        parts += [f'<g transform="translate({PANEL * (i % COLUMNS)} {row * (i // COLUMNS)})">', *_panel(race), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.training import trainer
 from adtrain.training.examples import Resident, Streamed
 from adtrain.training.experiment import LOG_ROWS

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.backend import backend

@@ -12,7 +12,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.attention.problem import Problem, problem_of
-from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, to_bfloat16_p
 
 TOLERANCE = {"bfloat16": 1e-2, "full": 2e-6}
 """Of the norm, by precision. Operands have 8 or 22 significant bits."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adtrain.bench import devices, ops, step
+from adtrain.bench import devices, machine, ops, sampling, step
 from adtrain.bench.peers import comparison
-from adtrain.bench.timing import machine, roofline, sampling
 
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
@@ -25,7 +24,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 
 def small_roofline(patch: pytest.MonkeyPatch, kind: str) -> None:
     """Measure the roofline with small arrays, store it under another name, and regard the machine as idle."""
-    patch.setattr(roofline, "KIND", kind)
-    patch.setitem(roofline.COPY_BYTES, "cpu", 1 << 16)
-    patch.setitem(roofline.MATRIX, "cpu", 16)
-    patch.setattr(roofline, "busy_cores", lambda: 0.0)
+    patch.setattr(machine, "ROOFLINE", kind)
+    patch.setitem(machine.COPY_BYTES, "cpu", 1 << 16)
+    patch.setitem(machine.MATRIX, "cpu", 16)
+    patch.setattr(machine, "busy_cores", lambda: 0.0)

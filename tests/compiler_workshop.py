@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from adtrain import assets
+from adtrain import files
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.compiler import Source
 
@@ -72,9 +72,9 @@ class Workshop:
     def start(self) -> subprocess.Popen[str]:
         """Load the program in another process, a session of its own, which prints `entry(5)`."""
         code = (
-            "import sys; from pathlib import Path; import numpy as np; from adtrain import assets\n"
+            "import sys; from pathlib import Path; import numpy as np; from adtrain import files\n"
             "from adtrain.backends.cpu.compiler import Source, load\n"
-            "assets.PACKAGE = Path(sys.argv[1]) / 'adtrain'\n"
+            "files.PACKAGE = Path(sys.argv[1]) / 'adtrain'\n"
             "print(load(sys.argv[2], [Source('scale.c', (np.dtype('float32'),))], ['entry']).entry(5))\n"
         )
         command = [sys.executable, "-c", code, str(self.folder), PROGRAM]
@@ -88,7 +88,7 @@ def open_workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     monkeypatch.setenv("CC", str(tmp_path / "wrapper"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sys, "platform", "linux")  # the cache's place is chosen by it
-    monkeypatch.setattr(assets, "PACKAGE", tmp_path / "adtrain")
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "adtrain")
     return Workshop(tmp_path)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.compiler import KERNEL, NOT_COMPILED, Source
@@ -25,6 +24,7 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.cache import Cache, digest
 from adtrain.core.kernel import CudaKernel, Target, TensorMap
 from adtrain.core.program import Equation, Program
+from adtrain.files import asset_path
 from adtrain.passes.plan_memory import stored_bytes
 
 FLAGS = (

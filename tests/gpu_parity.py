@@ -11,10 +11,10 @@ import conftest
 import numpy as np
 import pytest
 
-from adtrain.backends.cuda import compile_workers, compiler
+from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Compiled, Source
 from adtrain.cache import Cache, open_cache
-from adtrain.core import poison
+from adtrain.core import memory
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import HOPPER
@@ -29,7 +29,7 @@ def gpu() -> Iterator[Any]:
     """The GPU. The workers of a test run share the cores for compilation, and compile each source once."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     processes = max(2, 4 * (os.cpu_count() or 1) // workers)  # many workers wait for sources that another one compiles
-    compile_workers.MAX_PROCESSES = min(compile_workers.MAX_PROCESSES, processes)
+    compiler.MAX_PROCESSES = min(compiler.MAX_PROCESSES, processes)
     try:
         found = backend("gpu")
     except DeviceError as error:
@@ -65,7 +65,7 @@ def hopper(gpu: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def poisoned(gpu: Any) -> Iterator[None]:
-    with poison.poisoned():
+    with memory.poisoned():
         yield
 
 

@@ -17,7 +17,7 @@ from training_runs import prepare
 
 import adtrain as ad
 from adtrain import nn, optim, training
-from adtrain.api import storage
+from adtrain.api import model
 from adtrain.core import tree
 from adtrain.core.types import DTYPES
 from adtrain.training import RunFolder, tensor_file
@@ -112,7 +112,7 @@ def test_a_tampered_structure_is_a_tree_or_an_error_of_one_line(
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "tampered.safetensors"
     tensors = {name: np.zeros(2, np.float32) for name in "ab"}
-    path.write_bytes(tensor_file.encode(tensors, storage.TreeMetadata(storage.KIND, structure)))
+    path.write_bytes(tensor_file.encode(tensors, model.TreeMetadata(model.KIND, structure)))
     with nullcontext() if is_structure(structure) else pytest.raises(ad.AdtrainError) as error:
         ad.load(path)
     if error is not None:

@@ -38,7 +38,7 @@ from adtrain.augment import (
 )
 from adtrain.core.array import Placeholder, Value
 from adtrain.core.staging import stage
-from adtrain.ops.random import normal
+from adtrain.ops.create import normal
 from adtrain.passes import ALL
 
 EVERY = (

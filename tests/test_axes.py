@@ -17,12 +17,12 @@ from adtrain.backends.cuda.forms.one_block import ONE_BLOCK
 from adtrain.cases import CASES, Case
 from adtrain.core.axes import Axes, Items, summed_items
 from adtrain.core.errors import ShapeError
-from adtrain.core.per_member import per_member
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Program, Variable, fuse
 from adtrain.core.staging import stage
 from adtrain.core.trace import Call, Hook, hook
 from adtrain.core.types import ArrayType
+from adtrain.core.views import per_member
 from adtrain.gradcheck import AxesCheck
 from adtrain.ops.conv import Window
 from adtrain.ops.pool import Windows

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adtrain.bench import compare as comparing
-from adtrain.bench.timing.protocol import protocol
-from adtrain.bench.timing.sampling import NOISY, Time
+from adtrain.bench.machine import protocol
+from adtrain.bench.sampling import NOISY, Time
 from adtrain.cli.bench import command
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError

@@ -14,14 +14,13 @@ import training_runs
 
 from adtrain import config, training
 from adtrain.backends.cpu.naive import LABEL as NAIVE
-from adtrain.bench import devices
-from adtrain.bench.cells import Ratio
+from adtrain.bench import devices, sampling
 from adtrain.bench.devices import Devices, SizedRow, compared, config_row, crossovers
+from adtrain.bench.machine import protocol
 from adtrain.bench.op_table import BY_NAIVE_LOOPS, TimedOp
+from adtrain.bench.sampling import Timing
 from adtrain.bench.text import parts
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.protocol import protocol
-from adtrain.bench.timing.sampling import Timing
+from adtrain.bench.view import Ratio
 from adtrain.config.records import plain
 
 BOTH = {"cpu": "cpu", "gpu": "cpu"}

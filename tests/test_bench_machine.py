@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adtrain.bench.timing import machine
+from adtrain.bench import machine
 
 STAT = "cpu  {} 5 20 {} 10 1 2 3 900 0\ncpu0 0 0 0 0 0 0 0 0 0 0\n"
 """Columns after the eighth, times of guests, are part of the first two."""

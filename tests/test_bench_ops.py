@@ -10,9 +10,9 @@ import pytest
 
 from adtrain import ops
 from adtrain.bench import ops as bench_ops
+from adtrain.bench import sampling
+from adtrain.bench.machine import Roofline, rates
 from adtrain.bench.op_table import BENCHES, VIEWS, TimedOp
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.roofline import Roofline, rates
 from adtrain.cases import CASES
 from adtrain.config.records import plain
 from adtrain.core.array import Value

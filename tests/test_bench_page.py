@@ -20,13 +20,12 @@ from hypothesis import strategies as st
 from report_runs import Elements, assert_needs_no_network
 
 from adtrain.backends.cpu.naive import LABEL as NAIVE
-from adtrain.bench import compare, page
+from adtrain.bench import compare, machine, page
 from adtrain.bench.against import COLOURS
-from adtrain.bench.cells import Ratio, duration, factor, milliseconds
-from adtrain.bench.page.charts import HEIGHT, LETTER, LINE, WIDTH, Dot, Scale, rooflines
+from adtrain.bench.machine import Roofline
+from adtrain.bench.page import HEIGHT, LETTER, LINE, WIDTH, Dot, Scale, rooflines
 from adtrain.bench.result import Result, TimedResult, outliers, timings
-from adtrain.bench.timing import protocol
-from adtrain.bench.timing.roofline import Roofline
+from adtrain.bench.view import Ratio, duration, factor, milliseconds
 from adtrain.config import records
 from adtrain.config.records import plain
 from adtrain.report.plot import Axis, Plot, log_ticks
@@ -256,7 +255,7 @@ def test_page_lists_kernel_candidates() -> None:
     problem = {"problem": "matmul 4x4", "params": {"precision": "tf32"}, "candidates": kernels}
     result = {
         "kind": "candidates",
-        "protocol": plain(protocol.protocol("cpu", None), sparse=True),
+        "protocol": plain(machine.protocol("cpu", None), sparse=True),
         "candidates": [problem],
     }
     rows = Elements(rendered(result)).rows

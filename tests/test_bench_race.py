@@ -12,11 +12,11 @@ from click.testing import Result
 from command_line import invoke
 
 from adtrain import training
+from adtrain.bench import machine
 from adtrain.bench import race as races
 from adtrain.bench.peers import comparison, systems, torch_system
 from adtrain.bench.peers.jobs import Checked, Job
 from adtrain.bench.peers.worker import Worker
-from adtrain.bench.timing import machine, roofline
 from adtrain.config.records import plain
 
 EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
@@ -25,7 +25,7 @@ EPOCHS = [Checked(1.0, 0.5), Checked(2.0, 0.8), Checked(3.0, 0.7)]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "WINDOW_S", 0.0)
-    monkeypatch.setattr(roofline, "known", lambda device: None)
+    monkeypatch.setattr(machine, "known_roofline", lambda device: None)
 
 
 def race(*arguments: str) -> Result:

@@ -11,9 +11,8 @@ import training_runs
 from click.testing import Result
 from command_line import invoke
 
-from adtrain.bench import step
-from adtrain.bench.timing import roofline, sampling
-from adtrain.bench.timing.roofline import Roofline
+from adtrain.bench import machine, sampling, step
+from adtrain.bench.machine import Roofline
 from adtrain.cache import store_document
 
 
@@ -40,22 +39,22 @@ def test_share_is_the_minimum_time_over_the_time_taken() -> None:
 
 
 def test_measured_roofline_is_stored_and_shown(tmp_path: Path) -> None:
-    assert roofline.known("cpu") is None
+    assert machine.known_roofline("cpu") is None
     assert "measured" not in run("devices").stdout
     assert json.loads(run("devices", "--json").stdout)["roofline"] == {"cpu": None}
     found = json.loads(run("devices", "--measure", "--json").stdout)["roofline"]["cpu"]
     assert found["gbytes_per_s"] > 0
     assert found["gflops_per_s"].keys() == {"float32", "float64"}
-    known = roofline.known("cpu")
+    known = machine.known_roofline("cpu")
     assert known is not None
     assert vars(known) == found
     assert "measured    copy " in run("devices").stdout
 
 
 def test_roofline_of_a_busy_machine_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "busy_cores", lambda: float(2**16))
-    assert roofline.measured("cpu").gbytes_per_s > 0
-    assert roofline.known("cpu") is None
+    monkeypatch.setattr(machine, "busy_cores", lambda: float(2**16))
+    assert machine.measured_roofline("cpu").gbytes_per_s > 0
+    assert machine.known_roofline("cpu") is None
 
 
 @pytest.mark.parametrize("config", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
@@ -74,8 +73,8 @@ def test_bench_measures_the_roofline_once_and_reports_it(tmp_path: Path, config:
     "document", [[], {"gbytes_per_s": 1.0}, {"gbytes_per_s": 0.0, "gflops_per_s": {"float32": 1.0}}]
 )
 def test_invalid_stored_roofline_is_a_warning(document: object, caplog: pytest.LogCaptureFixture) -> None:
-    store_document(roofline.KIND, roofline._key("cpu"), document)
+    store_document(machine.ROOFLINE, machine._roofline_key("cpu"), document)
     with caplog.at_level(logging.WARNING):
-        assert roofline.known("cpu") is None
+        assert machine.known_roofline("cpu") is None
     assert "roofline" in caplog.messages[0]
     assert "ignored, because it cannot be read" in caplog.messages[0]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.sampling import (
+from adtrain.bench import sampling
+from adtrain.bench.sampling import (
     MAX_SAMPLES,
     MIN_SAMPLE_MS,
     MIN_SAMPLES,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.bench.timing.sampling import CONFIDENCE, MIN_COUNT, median_interval, outliers, rank
-from adtrain.percentiles import percentiles
+from adtrain.bench.sampling import CONFIDENCE, MIN_COUNT, median_interval, outliers, rank
+from adtrain.metrics import percentiles
 
 SAMPLES = st.lists(st.floats(1e-6, 1e6), min_size=MIN_COUNT, max_size=60)
 

@@ -6,10 +6,10 @@ import bench_samples
 import pytest
 import training_runs
 
+from adtrain.bench import sampling
+from adtrain.bench.machine import Roofline
 from adtrain.bench.profile import held_bytes
 from adtrain.bench.step import ModeBench, bench_batches, bench_modes, record
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.roofline import Roofline
 from adtrain.config.records import plain
 from adtrain.training.costs import PHASES, planned_peak
 

@@ -13,14 +13,13 @@ import training_runs
 from click.testing import Result
 from command_line import invoke
 
-from adtrain.bench import compare, ops, step
-from adtrain.bench.cells import cache_note, milliseconds, of_peak
-from adtrain.bench.cells import time as time_text
+from adtrain.bench import compare, machine, ops, step
+from adtrain.bench.machine import Roofline, rates
 from adtrain.bench.op_table import BENCHES
 from adtrain.bench.result import outliers, timings, warnings
-from adtrain.bench.timing import protocol
-from adtrain.bench.timing.roofline import Roofline, rates
-from adtrain.bench.timing.sampling import Time
+from adtrain.bench.sampling import Time
+from adtrain.bench.view import cache_note, milliseconds, of_peak
+from adtrain.bench.view import time as time_text
 from adtrain.config.records import plain
 
 LAYERS = ["input", "0.linear", "1.relu", "2.linear", "loss", "optimizer", "accuracy", "log"]
@@ -161,7 +160,7 @@ def test_json_or_a_page_on_stdout_replaces_the_tables(option: str, start: str) -
 
 
 def test_a_busy_machine_is_said_before_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "busy_cores", lambda: 2.0**16)
+    monkeypatch.setattr(machine, "busy_cores", lambda: 2.0**16)
     first, *others = bench("--op", "relu", "--sizes", "4").stderr.splitlines()
     assert re.fullmatch(r"bench: busy machine: other work takes 65536\.0 of \d+ cores, so times will be noisy", first)
     assert any("timing" in line for line in others)
@@ -217,7 +216,7 @@ def test_noisy_and_busy_machines_are_warnings() -> None:
             "dtype": "float32",
         }
         rows = [ops.OpTime(time=time, kernels=[], **shared, **vars(rates(1, 1, 1.0, PEAK))) for time in times]
-        return ops.Ops(protocol=replace(protocol.protocol("cpu", load), cores=2), ops=rows)
+        return ops.Ops(protocol=replace(machine.protocol("cpu", load), cores=2), ops=rows)
 
     assert warnings(result(0.3, quiet)) == []
     found = result(1.5, quiet, noisy)

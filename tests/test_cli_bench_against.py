@@ -17,11 +17,10 @@ from click.testing import Result
 from command_line import invoke
 from waiting import PATIENCE, wait_until
 
-from adtrain.bench import compare, page
-from adtrain.bench.cells import factor
+from adtrain.bench import compare, machine, page
 from adtrain.bench.peers import comparison, systems
 from adtrain.bench.peers.systems import WorkerFailed, WorkerProcess
-from adtrain.bench.timing import roofline
+from adtrain.bench.view import factor
 
 LAYERS = "[{conv2d: {out_channels: 4, kernel_size: 3}}, relu, flatten, {linear: 3}]"
 
@@ -39,7 +38,7 @@ def running() -> Iterator[dict[str, WorkerProcess]]:
 def quick(running: dict[str, WorkerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     """Short samples, no roofline, and workers that are running already."""
     bench_samples.shorten(monkeypatch)
-    monkeypatch.setattr(roofline, "known", lambda device: None)
+    monkeypatch.setattr(machine, "known_roofline", lambda device: None)
 
     def started(names: Sequence[str], *arguments: Any) -> AbstractContextManager[dict[str, WorkerProcess]]:
         for name in set(names) - set(running):
@@ -164,6 +163,7 @@ def test_operations_show_errors_and_fit_the_terminal() -> None:
 
 ENDLESS = """\
 from time import sleep
+from adtrain.bench import machine
 from adtrain.bench.peers.systems import WorkerProcess
 from adtrain.cli.main import main
 

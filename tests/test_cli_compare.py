@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from report_runs import one_line, summary, train
 from training_runs import write_config
 
-from adtrain.config.differences import differences
+from adtrain.config.records import differences
 
 leaves = st.none() | st.booleans() | st.integers(0, 3)
 

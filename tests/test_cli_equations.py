@@ -16,7 +16,7 @@ from report_runs import Elements, train
 from test_train_equations import DECAY
 
 from adtrain import config
-from adtrain.cli.train_report import result_lines
+from adtrain.cli.train_run import result_lines
 from adtrain.data.points import SEED
 from adtrain.report import functions
 from adtrain.report.predictions import SolutionPredictions

@@ -115,7 +115,7 @@ def test_no_command_shows_the_help_and_is_an_error() -> None:
 
 def test_python_m_adtrain_is_the_script() -> None:
     arguments = ("trian",)
-    commands = ["-m", "adtrain"], ["-c", "from adtrain.cli.startup import main; main()"]
+    commands = ["-m", "adtrain"], ["-c", "from adtrain.__main__ import main; main()"]
     by_module, by_script = (
         subprocess.run([sys.executable, *command, *arguments], capture_output=True, text=True) for command in commands
     )
@@ -123,7 +123,7 @@ def test_python_m_adtrain_is_the_script() -> None:
     assert (by_module.stdout, by_module.stderr) == (by_script.stdout, by_script.stderr)
 
 
-SCRIPT = "from adtrain.cli.startup import main; main()"
+SCRIPT = "from adtrain.__main__ import main; main()"
 MODULE = """
 sys.argv[0], sys.orig_argv = "-m", ["python", "-m", "adtrain"]
 import runpy

@@ -38,7 +38,7 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 def test_a_page_says_when_and_by_which_command_it_was_made(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["/bin/adtrain", "report", "a <b>"])
-    text = report.page.render(report.read(made / "run"), "none")
+    text = report.pages.run_page(report.read(made / "run"), "none")
     assert "<code>adtrain report &#39;a &lt;b&gt;&#39;</code>" in text
     assert re.search(r'class="made">\d{4}-\d\d-\d\dT', text)
 

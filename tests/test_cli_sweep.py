@@ -19,7 +19,7 @@ from training_runs import TEXT, write_config
 
 from adtrain import config
 from adtrain.core import timeline
-from adtrain.report.sweep_page import is_logarithmic
+from adtrain.report.pages import is_logarithmic
 from adtrain.sweeps import wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.session import SweepInterrupted, SweepRun, Watch, prepared

@@ -22,9 +22,9 @@ from training_runs import write_config
 from waiting import PATIENCE, wait_until
 
 from adtrain import config, training
-from adtrain.cli.train_report import HEIGHT, MAX_ROWS, operation_lines, peak_of, plot_lines, result_lines
+from adtrain.cli.train_run import HEIGHT, MAX_ROWS, operation_lines, peak_of, plot_lines, result_lines
 from adtrain.config.files import load_data
-from adtrain.report import Record, page
+from adtrain.report import Record, pages
 from adtrain.training import ClassScore, Summary, read_metrics
 from adtrain.training.progress import Stopped
 from adtrain.training.summary import BestEpoch, Memory, OperationTime, StepTimes, operations_text
@@ -502,7 +502,7 @@ def test_the_share_of_a_majority_stands_before_the_accuracy(share: float | None,
     *_, before, last = result_lines(summary, 100, load_data({"path": "a.csv"}))
     assert last.startswith("test    ")
     assert before.startswith(shown or "time")
-    content = page.render(Record(Path("run"), config.load("smoke"), [], summary), "no model")
+    content = pages.run_page(Record(Path("run"), config.load("smoke"), [], summary), "no model")
     assert (">95.00%<" in content) is ("most frequent class" in content) is bool(shown)
 
 

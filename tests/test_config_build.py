@@ -12,7 +12,7 @@ from config_files import FULL, load, problems, small
 
 import adtrain as ad
 from adtrain import config, nn, optim
-from adtrain.config.family import Family, Spec
+from adtrain.config.specs import Family, Spec
 
 
 def test_config_builds_the_model_it_describes(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import yaml
 from command_line import command
 from config_files import FULL, small
 
-from adtrain.assets import asset_path
 from adtrain.cli import schema
 from adtrain.config import Config, explain, keys, packaged, specs
-from adtrain.config.equation_terms import Equations, Term
+from adtrain.config.specs import Equations, Term
+from adtrain.files import asset_path
 
 KINDS = [item for family in specs.FAMILIES.values() for item in family.items()]
 SCHEMA = json.loads((asset_path("configs") / "schema.json").read_text())

@@ -13,7 +13,8 @@ from random_programs import graphs, program_of
 from sweeps import check_examples, examples
 
 from adtrain import ops
-from adtrain.backends.cpu.codegen import generate, loops, program, workspace
+from adtrain.backends.cpu import codegen
+from adtrain.backends.cpu.codegen import generate, loops, workspace
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.passes.plan_memory import plan_memory
@@ -106,6 +107,6 @@ def test_equations_of_one_thread_have_no_barrier_between_them() -> None:
 
 
 def test_a_missing_barrier_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "barriers", lambda form, plan: [False] * len(form.equations))
+    monkeypatch.setattr(codegen, "barriers", lambda form, plan: [False] * len(form.equations))
     with pytest.raises(AssertionError, match="no barrier between equations"):
         assert_barriers_hold(training_program("sgd", improve=ALL))

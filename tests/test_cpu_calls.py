@@ -21,12 +21,12 @@ from training_runs import prepare
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.codegen import generate, items, loops, workspace
 from adtrain.backends.cpu.compiler import FLAGS, NATIVE, PROGRAM
-from adtrain.core import poison
+from adtrain.core.memory import poisoned
 from adtrain.core.staging import stage
 from adtrain.export.c import source
+from adtrain.files import asset_path
 from adtrain.passes.plan_memory import plan_memory
 
 KINDS = ("gcc", "clang")
@@ -119,7 +119,7 @@ def test_every_equation_of_random_programs_is_called(
 @pytest.mark.usefixtures("optimised")
 def test_outer_sums_in_poisoned_memory_equal_eager_code() -> None:
     given = [x.numpy() for x in vectors(10, "float64")]
-    with poison.poisoned():
+    with poisoned():
         check_all({f"f{i}": (f, given) for i, f in enumerate(OUTER)}, 1e-11)
 
 
@@ -138,7 +138,7 @@ def test_random_programs_in_poisoned_memory_equal_eager_ones(compiler: str, monk
         functions: Any = {
             str(i): (step_of(g), [x.numpy() for x in graphs.inputs_of(g[0])]) for i, g in enumerate(drawn)
         }
-        with poison.poisoned():
+        with poisoned():
             check_all(functions, 1e-10, largest=True)
 
     check_examples(1, check, st.lists(graphs.graphs(), min_size=8, max_size=8))

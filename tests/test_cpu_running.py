@@ -24,17 +24,17 @@ from waiting import PATIENCE
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import items, loops
 from adtrain.backends.cpu.compiled_program import CompiledProgram, _pages
 from adtrain.backends.cpu.threads import TeamSize
 from adtrain.core import tree
-from adtrain.core.aligned import CACHE_LINE, address
+from adtrain.core.memory import CACHE_LINE, address
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Program
 from adtrain.core.staging import stage
 from adtrain.core.trace import scope
+from adtrain.files import asset_path
 
 pytestmark = pytest.mark.compiled
 

@@ -12,7 +12,7 @@ from cuda_on_host import Host, host
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 
 from adtrain.backends.cuda import H200
-from adtrain.backends.cuda.tuner.reference import terms_of
+from adtrain.backends.cuda.tuner.measure import terms_of
 from adtrain.backends.cuda.write_channels_last import BY_FILTER
 from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.precision import FLOAT32, TERMS, TF32

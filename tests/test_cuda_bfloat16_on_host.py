@@ -15,18 +15,18 @@ from sweeps import spread
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cuda import H200
-from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
-from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
+from adtrain.backends.cuda.product_precision import store_bfloat16
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.primitive import Trait
 from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
-from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes.fusion import FusionPass
 
 __all__ = ["host"]
@@ -77,7 +77,7 @@ def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
 
 def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Epilogues load and store bfloat16."""
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "MAX_FLOPS", 0)
     rng = np.random.default_rng(0)
     shapes = (40, 64), (64, 1032), (1032, 10), (1032,)
     arrays = [rng.standard_normal(shape, np.float32) / 8 for shape in shapes]
@@ -105,7 +105,7 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
 def test_weight_gradients_with_updates_in_one_launch_are_right(
     splits: int, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.store_bfloat16"), "MAX_FLOPS", 0)
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "MAX_FLOPS", 0)
     rows, target = 520, H200._replace(multiprocessors=4)
     rng = np.random.default_rng(0)
     shapes = (136, 264), (264, 136), (72, 200)

@@ -21,15 +21,22 @@ from cuda_samples import TARGETS, representative, sources
 from test_cuda_sources import EXCHANGES, kernel_functions
 from waiting import PATIENCE
 
-from adtrain.assets import asset_path
 from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda import TARGETS as BY_ARCHITECTURE
-from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
-from adtrain.backends.cuda.compiler import Compiled, CudaCompilerError, Source, architecture, file_source
+from adtrain.backends.cuda.compiler import (
+    Compiled,
+    CompileProcesses,
+    CompileQueue,
+    CudaCompilerError,
+    Source,
+    architecture,
+    file_source,
+)
 from adtrain.backends.cuda.nvrtc import Nvrtc, Request
 from adtrain.backends.cuda.peer_window import macros
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import Target, memory_layout
+from adtrain.files import asset_path
 
 needs_nvrtc = pytest.mark.needs_nvrtc
 
@@ -38,8 +45,7 @@ PARTS = 16
 THREADS = 2
 SPILLED = re.compile(r"(\d+) bytes spill stores")
 MAX_SPILLED = {
-    "attention/fma_backward.cu": 64,
-    "attention/fma_forward.cu": 64,
+    "attention/fma.cu": 64,
     "attention/mma_backward.cu": 96,
     "attention/mma_forward.cu": 96,
     "attention/wgmma_backward.cu": 96,  # its producer threads; its consumers at most 16

@@ -9,7 +9,7 @@ import pytest
 from cuda_on_host import Host, host
 
 from adtrain.backends.cuda import H200
-from adtrain.backends.cuda.tuner.reference import terms_of
+from adtrain.backends.cuda.tuner.measure import terms_of
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import Equation, Variable

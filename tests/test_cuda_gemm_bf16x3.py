@@ -13,9 +13,9 @@ from adtrain.backends.cuda.compiler import architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import gemms
 from adtrain.lowering.cuda.gemm.bf16x3 import TILE_K, TILE_M, Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS, Gathers, bf16x3_choices, ranked
-from adtrain.lowering.cuda.gemm.matmul import gemms
 
 A100 = Target((8, 0), 108, 163 << 10)
 B200 = Target((10, 0), 148, 227 << 10)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from adtrain.backends.cuda import H200
 from adtrain.core.kernel import Target
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import MAX_CANDIDATES, MAX_COLUMN_K, block_gemms, candidates
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, mma_kinds, ranked
-from adtrain.lowering.cuda.gemm.matmul import MAX_CANDIDATES, MAX_COLUMN_K, block_gemms, candidates
 from adtrain.lowering.cuda.gemm.tiles import (
     ELEMENT_MMA_TILES,
     FMA_TILES,

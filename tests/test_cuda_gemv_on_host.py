@@ -16,7 +16,7 @@ from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.matmul import MIN_BATCH
+from adtrain.lowering.cuda.gemm import MIN_BATCH
 from adtrain.ops.matmul import matmul_p
 
 __all__ = ["host"]

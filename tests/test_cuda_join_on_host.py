@@ -1,4 +1,4 @@
-"""Concatenation in one launch: `index/join.cu`, compiled for the CPU, against NumPy."""
+"""Concatenation in one launch: `index/copy.cu`, compiled for the CPU, against NumPy."""
 
 from __future__ import annotations
 

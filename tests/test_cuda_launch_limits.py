@@ -231,3 +231,12 @@ def test_a_launch_of_more_members_than_a_grid_has_rows_is_refused_in_one_line() 
     many = renamed(one, {v: Variable(v.type, "gpu", 70_000) for v in (*one.inputs, *one.outputs)})
     with pytest.raises(DeviceError, match=r"^loops of .* has no kernel for the GPU; use --device cpu$"):
         Lowering(H200).launches(many)
+
+
+def test_a_constant_among_floats_is_passed_as_a_float_however_it_was_written() -> None:
+    """A kernel is loaded once, for arguments of the types of its first launch."""
+    x = ArrayType((3, 5), np.dtype("float32"))
+    for value in (0, 0.0):
+        pad = equation("pad", x, low=(1, 0), high=(0, 2), gaps=(0, 1), value=value)
+        (plan,) = plans(Lowering(H200), pad)
+        assert [type(number) for number in plan.numbers[-2:]] == [int, float]

@@ -167,11 +167,11 @@ def bfloat16_step(monkeypatch: pytest.MonkeyPatch, request: Any) -> tuple[Progra
 
     The epilogue of a product updates the weight, or loops do, because the norm of the gradient divides it.
     """
-    for name in ("store_bfloat16", "forms.horizontal"):
+    for name in ("product_precision", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.horizontal"), "ELEMENTS", 1)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.one_block"), "MAX_STEPS", 64)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "LAUNCH_CYCLES", -(10**9))
     rng = np.random.default_rng(0)
     x = array(rng.normal(size=(2200, 64)).astype(np.float32))
 

@@ -18,10 +18,10 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import MAX_GRID, Target
-from adtrain.core.per_member import by_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import stage
+from adtrain.core.views import by_member
 from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import is_loops
 from adtrain.sweeps.members import groups_of, members_of

@@ -8,14 +8,14 @@ from conftest import NvrtcLog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtrain.assets import asset_path
 from adtrain.backends.cuda import H200, compiler
 from adtrain.backends.cuda.compiler import CudaCompilerError, Source, architecture
 from adtrain.backends.cuda.launch_plan import launch_source
 from adtrain.core.kernel import HOPPER, Target
 from adtrain.core.types import ArrayType
+from adtrain.files import asset_path
+from adtrain.lowering.cuda.gemm import gemms
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
-from adtrain.lowering.cuda.gemm.matmul import gemms
 from adtrain.lowering.cuda.gemm.packed import (
     PACKED_ROWS,
     PACKED_TILES,

@@ -10,15 +10,14 @@ from vendor_equations import WINDOWS, convolutions, equation_of, matmul
 
 from adtrain.backends.cuda.lower import Candidate
 from adtrain.backends.cuda.narrow_values import in_bfloat16, narrowed
-from adtrain.backends.cuda.tuner import reference
-from adtrain.backends.cuda.tuner.measure import agree, measure, tolerance
-from adtrain.backends.cuda.tuner.reference import arguments, expected, widened
+from adtrain.backends.cuda.tuner import measure as measuring
+from adtrain.backends.cuda.tuner.measure import agree, arguments, expected, measure, tolerance, widened
 from adtrain.core.kernel import CudaKernel, CudaLaunch
 from adtrain.core.precision import TERMS
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
-from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p
 from adtrain.ops.conv import Window
 from adtrain.ops.index import scatter_along_axis_p, take_p
 from adtrain.ops.matmul import matmul_p
@@ -48,18 +47,18 @@ def test_parts_of_a_large_result_equal_the_same_parts_of_the_whole(
     assert index == ()
     assert whole.shape == equation.outputs[0].type.shape
     assert whole.dtype == np.float64
-    monkeypatch.setattr(reference, "MAX_FLOPS", 1)
+    monkeypatch.setattr(measuring, "MAX_FLOPS", 1)
     (part,), (index,) = expected(equation, arrays)
     np.testing.assert_allclose(part, whole[index], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("equation", PRODUCTS, ids=of)
 def test_parts_include_the_first_and_the_last_row(equation: Equation, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "MAX_FLOPS", 1)
+    monkeypatch.setattr(measuring, "MAX_FLOPS", 1)
     (part,), ((*others, rows),) = expected(equation, arguments(equation, gradients=False))
     m = equation.outputs[0].type.shape[-2]
     assert (rows[0], rows[-1]) == (0, m - 1)
-    assert len(rows) == min(m, reference.PARTS) == part.shape[-2]
+    assert len(rows) == min(m, measuring.PARTS) == part.shape[-2]
     assert others == [slice(None)] * (part.ndim - 2)
 
 
@@ -175,12 +174,12 @@ class Trial:
         return 1.0
 
 
-@pytest.mark.parametrize("limit", [1, reference.MAX_FLOPS], ids=["parts", "whole"])
+@pytest.mark.parametrize("limit", [1, measuring.MAX_FLOPS], ids=["parts", "whole"])
 @pytest.mark.parametrize("wrong", [without_the_last_term, in_float16])
 def test_a_wrong_first_candidate_is_found_by_the_reference(
     wrong: Callable[..., np.ndarray], limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reference, "MAX_FLOPS", limit)
+    monkeypatch.setattr(measuring, "MAX_FLOPS", limit)
     equation = matmul((64, 96), (96, 32))
     assert equation.primitive is matmul_p
     functions = [wrong, exact]

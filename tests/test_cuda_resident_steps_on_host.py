@@ -14,7 +14,7 @@ from test_cuda_members_on_host import BY_MEMBER
 from test_cuda_steps_on_host import computed
 
 from adtrain import config, passes
-from adtrain.backends.cuda.codegen.resident_rules import fused
+from adtrain.backends.cuda.codegen.resident import fused
 from adtrain.backends.cuda.forms.resident_layer import ClusterShards, cluster_shards, resident_layer
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan

@@ -17,7 +17,7 @@ from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.matmul import MEMBER_TILES, BlockGemm
+from adtrain.lowering.cuda.gemm import MEMBER_TILES, BlockGemm
 from adtrain.lowering.cuda.gemm.tiles import SMALL_TILES, SmallTile
 from adtrain.ops.matmul import matmul_p
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from adtrain.assets import asset_path
 from adtrain.backends.cuda import compiler
+from adtrain.files import asset_path
 
 PARAMETERS = r"\((?:[^{;()]|\bIF\([^()]*\))*\)"
 KERNEL = re.compile(rf"^KERNEL\b[^{{;]*\b(?P<name>\w+){PARAMETERS}\s*\{{\s*(?P<first>[^;{{]*;)", re.MULTILINE)

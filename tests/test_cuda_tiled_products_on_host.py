@@ -1,4 +1,4 @@
-"""`gemm/tiled_product.cuh`, emulated on the CPU, against NumPy."""
+"""`gemm/tile_products.cuh`, emulated on the CPU, against NumPy."""
 
 from __future__ import annotations
 

@@ -17,8 +17,16 @@ from adtrain.backends.cuda import H200, compiler, vendor
 from adtrain.backends.cuda.lower import Candidate, Lowering, problem
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner
-from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered, calls, installed
-from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT, Plan
+from adtrain.backends.cuda.vendor import (
+    CHOICES,
+    WORKSPACE_ALIGNMENT,
+    Library,
+    LibraryCall,
+    NotOffered,
+    Plan,
+    calls,
+    installed,
+)
 from adtrain.cli.devices import gpu_rows
 from adtrain.core import program as fused
 from adtrain.core.kernel import CudaKernel

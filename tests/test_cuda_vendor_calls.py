@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from vendor_emulated import Lt, cublas, cudnn, package
 from vendor_equations import PRODUCT, WINDOWS, convolutions, matmul
 
-from adtrain.backends.cuda.vendor import Library, LibraryCall, NotOffered
-from adtrain.backends.cuda.vendor.call import CHOICES, WORKSPACE_ALIGNMENT
+from adtrain.backends.cuda.vendor import CHOICES, WORKSPACE_ALIGNMENT, Library, LibraryCall, NotOffered
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
 from adtrain.ops.conv import Window

@@ -16,8 +16,8 @@ from adtrain.backends.cuda.compiler import CudaCompilerError
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.bench import ops, text
+from adtrain.bench.machine import protocol
 from adtrain.bench.op_table import TimedOp
-from adtrain.bench.timing.protocol import protocol
 from adtrain.cache import open_cache
 from adtrain.core.array import Placeholder
 from adtrain.core.errors import OptionError, ShapeError, TraceError

@@ -20,12 +20,12 @@ from report_runs import assert_needs_no_network, one_line
 from adtrain import config, ops, training
 from adtrain.backends.cuda import H200
 from adtrain.bench import explain, page, text
-from adtrain.bench.cells import duration
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
 from adtrain.bench.explain.causes import Finding, LastBatch, Observed, Operation, Pauses
 from adtrain.bench.explain.measure import Measured, observe, tried
+from adtrain.bench.machine import Roofline, rates
 from adtrain.bench.profile import profile_steps
-from adtrain.bench.timing.roofline import Roofline, rates
+from adtrain.bench.view import duration
 from adtrain.core.array import Placeholder
 from adtrain.core.staging import stage
 from adtrain.training import examples

@@ -15,7 +15,7 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.attention import wgmma
 from adtrain.ops.attention import attention_grad_p, attention_p, self_attention_grad_p, self_attention_p
-from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, to_bfloat16_p
 
 __all__ = ["gpu", "poisoned"]
 

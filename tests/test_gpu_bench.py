@@ -9,15 +9,13 @@ import pytest
 import training_runs
 from gpu_parity import gpu
 
-from adtrain.bench import ops
+from adtrain.bench import ops, sampling
 from adtrain.bench.explain import find
 from adtrain.bench.explain.measure import Measured, observe
+from adtrain.bench.machine import Roofline, protocol
 from adtrain.bench.op_table import BENCHES
 from adtrain.bench.profile import held_bytes
 from adtrain.bench.step import bench_modes, record
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.protocol import protocol
-from adtrain.bench.timing.roofline import Roofline
 
 __all__ = ["gpu"]
 

@@ -17,7 +17,7 @@ from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_la
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.row_fused import LONG_ROWS
 from adtrain.core import tree
 from adtrain.core.array import array, from_numpy
@@ -26,7 +26,7 @@ from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILE_K, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
-from adtrain.ops.bfloat16 import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes import ALL
 
 __all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]

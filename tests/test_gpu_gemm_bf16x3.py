@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from product_samples import NOISE, OF_TENSOR_CORES, TWO_ROUNDINGS, errors
 from test_gpu_products import computed, distance, exact, operands
 
+from adtrain.lowering.cuda.gemm import BlockGemm
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_WIDTHS
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES
 from adtrain.ops.matmul import matmul_p
 

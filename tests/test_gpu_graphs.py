@@ -64,7 +64,7 @@ def test_fused_steps_have_the_same_bits_for_any_number_of_steps_per_graph(gpu: A
 def test_the_graphs_of_the_first_epoch_serve_in_all_epochs(
     gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
 ) -> None:
-    from adtrain.backends.cuda.runtime.graph import Graphs
+    from adtrain.backends.cuda.runtime.launch import Graphs
 
     recorded, after_epochs = list[object](), list[int]()
     record = Graphs._record
@@ -156,7 +156,7 @@ def test_early_launches_spread_over_all_multiprocessors(
 ) -> None:
     from cuda.bindings import driver
 
-    from adtrain.backends.cuda.runtime.errors import checked
+    from adtrain.backends.cuda.runtime.driver import checked
     from adtrain.backends.cuda.runtime.launch import Launch
 
     if not gpu.device.overlaps:

@@ -17,7 +17,7 @@ from adtrain.core import kernel as registry
 from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm
+from adtrain.lowering.cuda.gemm import BlockGemm
 from adtrain.lowering.cuda.gemm.packed import PACKED_TILES, PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES
 from adtrain.ops.matmul import matmul_p

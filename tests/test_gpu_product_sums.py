@@ -14,7 +14,7 @@ from test_narrow_values import small_arrays_as_large_ones
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.forms.form import FORMS
+from adtrain.backends.cuda.forms import FORMS
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.core import tree
 from adtrain.core.array import array

@@ -14,7 +14,7 @@ from gpu_parity import gpu, poisoned
 from adtrain.core.kernel import CudaKernel, cuda_kernels
 from adtrain.core.primitive import Primitive
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, candidates
+from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, candidates
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, SmallTile
 from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
 from adtrain.ops.matmul import matmul_p

@@ -39,7 +39,7 @@ def errors(found: list[np.ndarray], exact: list[np.ndarray]) -> list[float]:
 def test_chains_are_as_exact_as_separate_kernels(gpu: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     f, shapes = SAMPLES[name]
     arrays = arrays_of(shapes(ROWS), np.random.default_rng(0))
-    exact = results(f, ad.tree.map(lambda x: x.astype(np.float64), arrays), "cpu")
+    exact = results(f, ad.tree.map(lambda x: x.astype(np.float64) if x.dtype.kind == "f" else x, arrays), "cpu")
     monkeypatch.setattr(row_chain, "LAUNCH_CYCLES", math.inf)
     chain = results(f, arrays, "gpu")
     assert all(x.tobytes() == y.tobytes() for x, y in zip(chain, results(f, arrays, "gpu"), strict=True))

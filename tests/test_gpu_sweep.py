@@ -15,8 +15,8 @@ from training_runs import load
 import adtrain as ad
 from adtrain import config, ops, passes, training
 from adtrain.core import tree
-from adtrain.core.per_member import per_member
 from adtrain.core.staging import stage
+from adtrain.core.views import per_member
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.session import prepared
 from adtrain.sweeps.wave import WaveState, WaveTraining, run_to_end

@@ -16,8 +16,7 @@ from test_gpu_products import CONVOLUTIONS, FLAGS, SHAPES, distance, exact, oper
 
 from adtrain import ops
 from adtrain.backends.cuda.lower import Lowering, problem
-from adtrain.backends.cuda.vendor import LibraryCall, NotOffered, calls
-from adtrain.backends.cuda.vendor.cudnn import LESS_EXACT
+from adtrain.backends.cuda.vendor import LESS_EXACT, LibraryCall, NotOffered, calls
 from adtrain.core.array import Array, array
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Variable
@@ -59,8 +58,7 @@ def equation_of(primitive: Primitive, arrays: Sequence[np.ndarray], **params: An
 
 def computed(gpu: Any, call: LibraryCall, arrays: Sequence[np.ndarray]) -> np.ndarray:
     """The call's result. Launched alone and recorded in a graph, which runs twice, it has the same bits."""
-    from adtrain.backends.cuda.runtime.graph import Graphs
-    from adtrain.backends.cuda.runtime.launch import Runnable
+    from adtrain.backends.cuda.runtime.launch import Graphs, Runnable
 
     work = Runnable(gpu.device, gpu.lowering, call.equation, call)
     inputs = [gpu.from_numpy(x) for x in arrays]

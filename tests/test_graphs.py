@@ -25,13 +25,10 @@ from adtrain.backends.cpu.fusions import cpu_fusions
 from adtrain.backends.cuda import H200
 from adtrain.core.kernel import Target
 from adtrain.graphs.details import FIRST, statistics
-from adtrain.graphs.formats import FORMATS, Graph
-from adtrain.graphs.ladder import Ladder
-from adtrain.graphs.layout import ladder_picture
+from adtrain.graphs.ladder import MOST_SCALARS, NO_FOLDS, Ladder, Roles, folds
 from adtrain.graphs.network import network_picture
-from adtrain.graphs.picture import Box, Picture
-from adtrain.graphs.roles import MOST_SCALARS, NO_FOLDS, Roles, folds
-from adtrain.graphs.step import program_graph
+from adtrain.graphs.picture import FORMATS, Box, Graph, Picture
+from adtrain.graphs.step import ladder_picture, program_graph
 from adtrain.passes import SIMPLIFY
 from adtrain.training.loop import batches_of
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu import compiler as c_compiler
 from adtrain.backends.cpu.compiler import Source as CSource
 from adtrain.backends.cuda import compiler as cuda_compiler
 from adtrain.backends.cuda.compiler import Source
-from adtrain.includes import Includes, names, search_folders
+from adtrain.cache import Includes, included_names, search_folders
+from adtrain.files import asset_path
 
 # For each case the kernel, the other files, and the files that an edit changes or makes.
 CASES: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
@@ -158,4 +158,4 @@ def test_nvrtc_reads_headers_of_a_user_as_a_c_compiler_does(tmp_path: Path, monk
 
 
 def test_only_directives_give_names() -> None:
-    assert names('#include "a.h"\n// "b.h"\nconst char *c = "c.h";\n#if X // <d.h>\n') == {"a.h", "d.h"}
+    assert included_names('#include "a.h"\n// "b.h"\nconst char *c = "c.h";\n#if X // <d.h>\n') == {"a.h", "d.h"}

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from adtrain.backends.cuda import compiler
-from adtrain.bench.timing import roofline
+from adtrain.bench import machine
 from adtrain.core.errors import DeviceError
 
 FOLDER = Path(__file__).parent.parent / "examples" / "kernel_ladder"
@@ -57,7 +57,7 @@ def test_a_device_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -
     def missing(*_: object) -> None:
         raise DeviceError("device gpu: no GPU was found")
 
-    monkeypatch.setattr(roofline, "known_or_measured", missing)
+    monkeypatch.setattr(machine, "known_or_measured", missing)
     result = CliRunner().invoke(ladder.main, ["softmax", "--device", "gpu"])
     assert result.exit_code == 2
     assert result.output.endswith("Error: device gpu: no GPU was found\n")

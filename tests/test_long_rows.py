@@ -24,11 +24,11 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.core import tree
 from adtrain.core.array import from_numpy
 from adtrain.core.kernel import Target
-from adtrain.core.per_member import per_member
 from adtrain.core.program import Equation, Program, body_of
 from adtrain.core.staging import evaluate, stage
 from adtrain.core.trace import bind
-from adtrain.ops.bfloat16 import from_bfloat16_p, to_bfloat16_p
+from adtrain.core.views import per_member
+from adtrain.ops.channels_last import from_bfloat16_p, to_bfloat16_p
 from adtrain.passes.plan_memory import plan_memory
 
 __all__ = ["host"]

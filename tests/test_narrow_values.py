@@ -25,7 +25,7 @@ from adtrain.core import tree
 from adtrain.core.program import Equation, Program, Variable, single_equations
 from adtrain.core.staging import stage
 from adtrain.core.types import BITS
-from adtrain.ops.bfloat16 import from_bfloat16_p
+from adtrain.ops.channels_last import from_bfloat16_p
 
 __all__ = ["host"]
 
@@ -41,10 +41,10 @@ MIN_SIZE = 512
 @pytest.fixture
 def small_arrays_as_large_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products are rounded, and small values are narrow values."""
-    for name in ("channels_last", "store_bfloat16", "forms.horizontal"):
+    for name in ("channels_last", "product_precision", "forms.horizontal"):
         monkeypatch.setattr(import_module(f"adtrain.backends.cuda.{name}"), "MAX_FLOPS", 0)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.channels_last"), "_fastest", all_layers)
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.choose_precision"), "LAUNCH_CYCLES", -(10**9))
+    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "LAUNCH_CYCLES", -(10**9))
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.one_block"), "MAX_STEPS", 64)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.forms.column_sum"), "MIN_ELEMENTS", 4096)
     monkeypatch.setattr(import_module("adtrain.backends.cuda.narrow_values"), "MIN_SIZE", MIN_SIZE)

@@ -13,8 +13,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 import adtrain as ad
 from adtrain import augment, nn, optim
 from adtrain.config import ConfigError
+from adtrain.config.records import option_type
 from adtrain.config.specs import CONTAINERS, FAMILIES
-from adtrain.config.values import option_type
 from adtrain.core.errors import OptionError
 from adtrain.core.options import InConfig, fits, is_option, split, words, words_in_python
 from adtrain.option_types import AtLeastOne, Bounds, Positive

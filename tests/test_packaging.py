@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 import adtrain
-from adtrain import assets
+from adtrain import files
 from adtrain.core.errors import AdtrainError
 
 CHECKOUT = Path(__file__).parents[1]
@@ -130,19 +130,19 @@ def test_the_installed_version_equals_the_packages_version() -> None:
     assert installed == adtrain.__version__
 
 
-@pytest.mark.parametrize("folder", get_args(assets.Folder))
-def test_packaged_folders_are_complete(folder: assets.Folder) -> None:
-    def files(root: Path) -> set[str]:
+@pytest.mark.parametrize("folder", get_args(files.Folder))
+def test_packaged_folders_are_complete(folder: files.Folder) -> None:
+    def inside(root: Path) -> set[str]:
         return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
-    assert files(assets.asset_path(folder)) == files(CHECKOUT / folder) != set()
+    assert inside(files.asset_path(folder)) == inside(CHECKOUT / folder) != set()
 
 
 def test_assets_inside_the_package_take_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assets, "PACKAGE", tmp_path / "adtrain")
+    monkeypatch.setattr(files, "PACKAGE", tmp_path / "adtrain")
     with pytest.raises(AdtrainError, match="the folder configs/ is missing"):
-        assets.asset_path("configs")
+        files.asset_path("configs")
     (tmp_path / "configs").mkdir()
-    assert assets.asset_path("configs") == tmp_path / "configs"
+    assert files.asset_path("configs") == tmp_path / "configs"
     (tmp_path / "adtrain/_assets/configs").mkdir(parents=True)
-    assert assets.asset_path("configs") == tmp_path / "adtrain/_assets/configs"
+    assert files.asset_path("configs") == tmp_path / "adtrain/_assets/configs"

@@ -25,10 +25,10 @@ from adtrain import ops, passes
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.core.per_member import per_member
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, Program, fuse
 from adtrain.core.staging import Results, results_of, stage
+from adtrain.core.views import per_member
 from adtrain.passes.groups import Groups
 
 quickly = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

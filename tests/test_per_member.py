@@ -8,9 +8,9 @@ import numpy as np
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.core.per_member import by_member, per_member
 from adtrain.core.program import HORIZONTAL, fuse
 from adtrain.core.staging import evaluate, stage
+from adtrain.core.views import by_member, per_member
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.passes.plan_memory import overwrites
 from adtrain.passes.stack_members import stack_all_members, stack_members

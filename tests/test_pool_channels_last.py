@@ -14,7 +14,7 @@ from adtrain.backends.cuda.narrow_values import in_bfloat16
 from adtrain.core.primitive import CHANNELS_LAST, PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, permuted
-from adtrain.ops.bfloat16 import from_bits, to_bfloat16_p
+from adtrain.ops.channels_last import from_bits, to_bfloat16_p
 from adtrain.ops.pool import Windows
 
 __all__ = ["host"]

@@ -14,11 +14,11 @@ import pytest
 from command_line import invoke
 from training_runs import write_config
 
+import adtrain.__main__ as startup
 from adtrain import signals
 from adtrain.backends.cpu.compiler import CompilerKilled, find_compiler
 from adtrain.backends.cpu.threads import ThreadLimit, require_threads
 from adtrain.cache import open_cache
-from adtrain.cli import startup
 from adtrain.cli.main import NO_THREADS, described
 
 
@@ -107,7 +107,7 @@ class RaiseAtImport:
             threading.Thread.start = forbidden
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain.cli.startup import main
+from adtrain.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
@@ -130,7 +130,7 @@ class RaiseAtImport:
         if name == "numpy":
             raise {raised}
 sys.meta_path.insert(0, RaiseAtImport())
-from adtrain.cli.startup import main
+from adtrain.__main__ import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code, "schema"], capture_output=True)
@@ -141,7 +141,7 @@ def test_too_little_address_space_is_one_line() -> None:
     started = [
         "sh",
         "-c",
-        'ulimit -v 100000 && exec "$0" -c "from adtrain.cli.startup import main; main()"',
+        'ulimit -v 100000 && exec "$0" -c "from adtrain.__main__ import main; main()"',
         sys.executable,
     ]
     done = subprocess.run(started, capture_output=True)

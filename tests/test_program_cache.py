@@ -23,7 +23,8 @@ from adtrain.backends.cuda.launch_plan import Plan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.cache import open_cache
-from adtrain.core import poison, tree
+from adtrain.core import tree
+from adtrain.core.memory import poisoned
 from adtrain.core.staging import Staged, stage
 from adtrain.passes import ALL
 from adtrain.training import program_cache
@@ -110,7 +111,7 @@ def test_a_cached_program_is_not_lowered_again(monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(compiled_program, "_lower", None)
         assert run() == expected
-    with poison.poisoned():
+    with poisoned():
         assert run() == expected
 
 
@@ -149,7 +150,7 @@ def test_the_key_holds_the_state_of_the_sources(tmp_path: Path, monkeypatch: pyt
 
 
 def test_programs_are_not_cached_while_memory_is_poisoned(own_folder: Path) -> None:
-    with poison.poisoned():
+    with poisoned():
         stage(ops.tanh, ALL, cache=PersistentProgramCache("one"))(array(np.arange(6.0)))
     assert not own_folder.exists()
 

@@ -10,7 +10,7 @@ import pytest
 
 import adtrain as ad
 from adtrain import ops
-from adtrain.ops.random import philox
+from adtrain.ops.create import philox
 
 # Known answers of the Random123 library for philox4x32-10: counter, key, output.
 KNOWN = [

@@ -18,9 +18,9 @@ from adtrain import config, report
 from adtrain.metrics import ByClass
 from adtrain.report import classes
 from adtrain.report.classes import png, shown, signed, worst_mistakes
-from adtrain.report.curves import panels
 from adtrain.report.plot import ticks
 from adtrain.report.predictions import Predictions
+from adtrain.report.record import panels
 from adtrain.report.times import kernels, lanes, strip
 from adtrain.training import evaluation, model_file
 from adtrain.training.evaluation import BATCH_SIZE

@@ -21,7 +21,7 @@ from adtrain import config
 from adtrain.bench import compare as bench_compare
 from adtrain.bench import page as bench_page
 from adtrain.metrics import ByClass
-from adtrain.report import Predictions, Record, page
+from adtrain.report import Predictions, Record, pages
 from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import ClassScore, Epoch, Summary
@@ -98,11 +98,11 @@ def test_every_text_of_a_run_is_shown_as_text() -> None:
     predictions = Predictions(images, labels, ("cat" + PAYLOAD, "dog" + PAYLOAD), np.eye(2)[[0, 0, 1]])
     lines = [Epoch(1, 5, score, None, 1.0, 1.0), hostile(Stopped("interrupted", 1, 5))]
     finished = Record(Path("run" + PAYLOAD), config.load("smoke"), lines, hostile(summary))
-    content = page.render(finished, predictions)
+    content = pages.run_page(finished, predictions)
     assert_is_text(content)
     for name in ("cpu", "A CPU", "0.linear", "forward", "adtrain 0", "data", "finished", "cat", "dog", "run"):
         assert f"{name}{PAYLOAD}" in Found(content).text, name
-    assert_is_text(page.render(replace(finished, summary=None), "no model" + PAYLOAD))
+    assert_is_text(pages.run_page(replace(finished, summary=None), "no model" + PAYLOAD))
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_every_text_of_a_result_is_shown_as_text(name: str) -> None:
 
 def test_html_is_written_only_in_templates() -> None:
     """No string of the modules has a closing tag, and no text is declared to be Markup."""
-    sources = [path for folder in ("report", "bench", "bench/page", "api") for path in (PACKAGE / folder).glob("*.py")]
+    sources = [path for folder in ("report", "bench", "api") for path in (PACKAGE / folder).glob("*.py")]
     for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             assert not re.search(r"</[a-z]+>", node.value), node.value

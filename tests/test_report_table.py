@@ -78,7 +78,7 @@ def test_the_column_that_decides_is_the_first(run: Path) -> None:
 
 
 def test_a_page_has_the_importance_and_the_values_of_mistakes(run: Path) -> None:
-    text = report.page.render(report.read(run), found := report.predict(run, "cpu"))
+    text = report.pages.run_page(report.read(run), found := report.predict(run, "cpu"))
     page = Elements(text)
     assert "Importance of the columns" in page.headings
     assert [row[0] for row in page.rows if row and row[0] in ("hours", "city", "zone", "price")] == [

@@ -19,7 +19,7 @@ from test_passes_random import assert_consistent
 
 from adtrain import nn
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.round_channels import round_channels
+from adtrain.backends.cuda.channels_last import round_channels
 from adtrain.core.program import Program
 
 __all__ = ["small_convolutions_as_large_ones"]

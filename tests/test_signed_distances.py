@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from report_runs import train
 
 from adtrain.data import DataError, meshes
-from adtrain.training.signed_distance import samples, signed_distances
+from adtrain.training.equations import distance_samples, signed_distances
 
 pytestmark = pytest.mark.unfused
 
@@ -98,7 +98,7 @@ def test_a_mesh_may_have_holes() -> None:
 
 def test_samples_are_on_the_surface_near_it_and_in_the_box() -> None:
     low, high = -np.ones(3), np.ones(3)
-    found = samples(TRIANGLES, low, high, 4000, seed=0)
+    found = distance_samples(TRIANGLES, low, high, 4000, seed=0)
     points, given = found[:, :3], found[:, 3]
     np.testing.assert_allclose(given, distances(points), atol=1e-6)
     on = given == 0

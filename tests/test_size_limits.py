@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from adtrain import config, nn, ops, training
-from adtrain.assets import asset_path
 from adtrain.config.specs import AUGMENTATIONS, AVERAGES, CONTAINERS, LAYERS, LOSSES, OPTIMIZERS, SCHEDULES
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError, OptionError, OutOfMemory
+from adtrain.files import asset_path
 from adtrain.ops import elementwise
 from adtrain.training import checks
 

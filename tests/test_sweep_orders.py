@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from adtrain import data
-from adtrain.sweeps import inputs
-from adtrain.sweeps.inputs import ShufflePool
+from adtrain.sweeps import members
+from adtrain.sweeps.members import ShufflePool
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_other_processes_compute_the_order_of_batches(pool: ShufflePool) -> None
 def test_if_the_process_fails_this_one_computes_the_order(
     pool: ShufflePool, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "PROGRAM", command)
+    monkeypatch.setattr(members, "PROGRAM", command)
     found = pool.submit(np.arange(50), 3, 1).result()
     np.testing.assert_array_equal(found, next(data.batches(50, 50, 3, 1)))
     assert not pool.idle

@@ -21,7 +21,7 @@ from adtrain.bench import compare, page, text
 from adtrain.cli import compare as compare_cli
 from adtrain.config import ConfigError
 from adtrain.core.errors import AdtrainError
-from adtrain.report import sweep_page
+from adtrain.report import pages
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.session import Session, reopened
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def show(run: Path) -> None:
-    report.page.render(report.read(run), "no model was loaded")
+    report.pages.run_page(report.read(run), "no model was loaded")
 
 
 def compare_results(run: Path) -> None:
@@ -86,7 +86,7 @@ def found(sweep: Path) -> Session:
 def show_sweep(found: Session, path: Path) -> None:
     folder = SweepFolder.open(path)
     compare_cli.sweep_row(path, finished.finished_results(folder))
-    sweep_page.render(folder, finished.finished_results(folder), None)
+    pages.sweep_page(folder, finished.finished_results(folder), None)
 
 
 def export_member(found: Session, path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_run_with_epochs_and_without_intervals_is_shown(run: Path) -> None:
     record = report.read(copy)
     assert record.epochs
     assert not record.intervals
-    text = report.page.render(record, "no model was loaded")
+    text = report.pages.run_page(record, "no model was loaded")
     assert "<strong>loss</strong>" in text
     assert "<strong>learning rate</strong>" not in text
 

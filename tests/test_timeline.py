@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from adtrain.cli import startup
+import adtrain.__main__ as startup
 from adtrain.core.timeline import SHORT_SECONDS, Timeline
 
-SCRIPT = "from adtrain.cli.startup import main; main()"
+SCRIPT = "from adtrain.__main__ import main; main()"
 
 
 @pytest.mark.exhaustive

@@ -17,7 +17,7 @@ from adtrain import config, metrics, training
 from adtrain.config import sweep_section
 from adtrain.core import tree
 from adtrain.metrics import ByClass
-from adtrain.report import classes, page, tables
+from adtrain.report import classes, pages, tables
 from adtrain.report import predictions as reported
 from adtrain.report.tables import LabelPredictions, NumberPredictions
 from adtrain.sweeps import finished
@@ -197,7 +197,7 @@ def test_summary_report_evaluation_sweep_and_python_show_the_same_scores_of_clas
     summary, found = read_summary(run), trained.test._asdict()
     assert summary is not None
     assert summary.test == evaluated(run) == trained.test
-    shown = dict(page.results("test", summary.test))
+    shown = dict(pages.results("test", summary.test))
     assert shown == {f"test {name}": scores.value_text(name, value) for name, value in found.items()}
     predicted = reported.predict(run, "cpu")
     if isinstance(predicted, LabelPredictions):

@@ -25,7 +25,7 @@ from adtrain.core.array import array
 from adtrain.data import token_folder, tokenizer
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.export import architectures
-from adtrain.report import curves, record
+from adtrain.report import record
 from adtrain.training import RunFolder, evaluation, examples, loop, model_file, sampling
 from adtrain.training.checkpoint import fetch
 from adtrain.training.examples import Streamed
@@ -413,7 +413,7 @@ def test_an_evaluation_within_an_epoch_is_recorded_and_drawn(tmp_path: Path) -> 
     ends = [line["step"] for line in lines if line["kind"] == "epoch"]
     assert [line["step"] for line in within] == [step for step in range(7, ends[-1], 7) if step not in ends]
     assert f"step 7: validation loss {within[0]['validation']['loss']:.4f}, perplexity " in found.stderr
-    loss = curves.panels(record.read(tmp_path / "run"))[0]
+    loss = record.panels(record.read(tmp_path / "run"))[0]
     (drawn,) = (curve for curve in loss.curves if curve.name == "validation")
     tokens = [line["step"] * 8 * 8 * 1e-6 for line in lines if "validation" in line]
     assert drawn.xs == pytest.approx(tokens)

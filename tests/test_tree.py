@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import adtrain as ad
 from adtrain import nn, ops, optim
-from adtrain.core.template import Template
+from adtrain.core.static_key import Template
 from adtrain.data.split import Rows
 
 

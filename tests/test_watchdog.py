@@ -9,8 +9,8 @@ from time import monotonic
 import pytest
 from waiting import wait_until
 
-from adtrain.distributed import watchdog as module
-from adtrain.distributed.watchdog import Watchdog, WatchdogClient
+from adtrain.distributed import launch as module
+from adtrain.distributed.launch import Watchdog, WatchdogClient
 
 SECONDS = 60.0
 

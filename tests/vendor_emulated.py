@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.backends.cuda.vendor.cublas import Cublas
-from adtrain.backends.cuda.vendor.cudnn import OPERATIONS, Cudnn
+from adtrain.backends.cuda.vendor import OPERATIONS, Cublas, Cudnn
 from adtrain.core.primitive import PRIMITIVES
 from adtrain.ops.conv import Window
 

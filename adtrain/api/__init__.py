@@ -5,7 +5,5 @@ The package's `__init__.py` loads this part at the first use of one of these nam
 
 from __future__ import annotations
 
-from adtrain.api.model import Model, Predictions
-from adtrain.api.result import Callback, History, Metrics, TrainingResult
-from adtrain.api.storage import load, save
-from adtrain.api.training import train
+from adtrain.api.model import Model, Predictions, load, save
+from adtrain.api.training import Callback, History, Metrics, TrainingResult, train

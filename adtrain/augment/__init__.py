@@ -14,7 +14,6 @@ numbers as an uninterrupted one.
 from __future__ import annotations
 
 from adtrain.augment.batch import Augmentation, Batch, Drawn, Mixed, Resampled
-from adtrain.augment.colours import ColorJitter, Cutout, Noise
 from adtrain.augment.geometry import (
     Affine,
     Crop,
@@ -27,7 +26,7 @@ from adtrain.augment.geometry import (
     leading_moves,
     moved,
 )
-from adtrain.augment.mixing import Cutmix, Mixing, Mixup, larger_shares
+from adtrain.augment.values import ColorJitter, Cutmix, Cutout, Mixing, Mixup, Noise, larger_shares
 
 __all__ = [
     "AUGMENTATIONS", "Affine", "Augmentation", "Batch", "ColorJitter", "Crop", "Cutmix", "Cutout", "Drawn", "Flip",

@@ -11,18 +11,32 @@ from typing import Any, NamedTuple, cast
 from markupsafe import Markup
 
 from adtrain import config, training
-from adtrain.bench.cells import ERROR, MS, Ratio, factor, joined
+from adtrain.bench import page
+from adtrain.bench.machine import Protocol, observed_load, thread_count
 from adtrain.bench.op_table import OpCase
-from adtrain.bench.page import charts
-from adtrain.bench.page.charts import Scale
+from adtrain.bench.page import Scale
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, Systems
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, precision_of, started
 from adtrain.bench.result import NamedTime, TimedResult, named
-from adtrain.bench.timing.machine import thread_count
-from adtrain.bench.timing.protocol import Protocol, observed_load
-from adtrain.bench.timing.sampling import Time
-from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, absent, ratio_headline
+from adtrain.bench.sampling import Time
+from adtrain.bench.view import (
+    ERROR,
+    MS,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Ratio,
+    Section,
+    Table,
+    Tiles,
+    View,
+    absent,
+    factor,
+    joined,
+    ratio_headline,
+)
 from adtrain.sweeps.members import with_seeds
 from adtrain.table import COUNT, TEXT, CellFormat
 
@@ -65,7 +79,7 @@ class SystemsStep(Systems):
 
     @property
     def name(self) -> Markup:
-        return charts.named(self.config, self.batch)
+        return page.named(self.config, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +93,7 @@ class SystemsOperation(Systems):
 
     @property
     def name(self) -> Markup:
-        return charts.named(self.op, f"{self.size}, {self.phase}")
+        return page.named(self.op, f"{self.size}, {self.phase}")
 
 
 def _of_operation(of: Callable[[SystemsOperation], str]) -> Callable[[SystemTime], str]:
@@ -173,7 +187,7 @@ class Against(TimedResult):
                 found = row.ratios.get(peer)
                 if peer in row.different:
                     return "different"
-                return charts.two_lines(factor(found.median), str(found)) if found else ""
+                return page.two_lines(factor(found.median), str(found)) if found else ""
 
             return drawn
 
@@ -184,7 +198,7 @@ class Against(TimedResult):
             Column("", drawn=lane, foot=scale.axis),
             *(Column(peer, cell(peer), as_it_is, rank=3) for peer in colours),
         ]
-        keys = Picture(lambda: charts.keys([(colour, peer) for peer, colour in colours.items()]))
+        keys = Picture(lambda: page.keys([(colour, peer) for peer, colour in colours.items()]))
         return [keys, Table(columns, self.rows, kind="ratios")]
 
 

@@ -14,14 +14,13 @@ from adtrain import ops, templates
 from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
-from adtrain.bench.cells import RATE
+from adtrain.bench import page
+from adtrain.bench.machine import observed_load, protocol
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.ops import phases, sample
-from adtrain.bench.page import charts
 from adtrain.bench.result import NamedTime, TimedResult
-from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.sampling import Time, Timing, in_turns, rate
-from adtrain.bench.view import Column, Picture, Section, Table, View
+from adtrain.bench.sampling import Time, Timing, in_turns, rate
+from adtrain.bench.view import RATE, Column, Picture, Section, Table, View
 from adtrain.core.array import Array, array
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
@@ -184,7 +183,7 @@ class Shapes:
             found = by_shape.get(shape)
             return None if found is None else (found / best, f"{found:,.0f}")
 
-        matrix = charts.matrix(threads, [(f"{n:,}", [cell((n, each)) for each in threads]) for n in blocks])
+        matrix = page.matrix(threads, [(f"{n:,}", [cell((n, each)) for each in threads]) for n in blocks])
         rules = "; ".join(
             f"{row.threads} threads and {row.blocks:,} blocks, {row.gbytes_per_s:,.0f} GB/s"
             for row in self.rows if row.rule
@@ -196,10 +195,9 @@ class Shapes:
 def launch_shapes() -> Shapes:
     """Times of adding two arrays of ELEMENTS at each launch shape, by CUDA events."""
     from adtrain.backends.cuda.launch_plan import LaunchPlan
-    from adtrain.backends.cuda.runtime.graph import Graphs
-    from adtrain.backends.cuda.runtime.launch import Launch
-    from adtrain.backends.cuda.runtime.loaded_kernel import Shape as LaunchShape
-    from adtrain.backends.cuda.runtime.loaded_kernel import ShapedLaunch
+    from adtrain.backends.cuda.runtime.driver import Shape as LaunchShape
+    from adtrain.backends.cuda.runtime.driver import ShapedLaunch
+    from adtrain.backends.cuda.runtime.launch import Graphs, Launch
 
     gpu: Any = backend("gpu")
     device = gpu.device

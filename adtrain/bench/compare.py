@@ -9,19 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from adtrain.bench import page
 from adtrain.bench.against import Against
 from adtrain.bench.candidates import Candidates
-from adtrain.bench.cells import milliseconds
 from adtrain.bench.devices import Devices
 from adtrain.bench.ops import Ops
-from adtrain.bench.page import charts
 from adtrain.bench.race import Race
 from adtrain.bench.result import NamedTime, Result, TimedResult
+from adtrain.bench.sampling import NOISY
 from adtrain.bench.scaling import Scaling
 from adtrain.bench.startup import Startup
 from adtrain.bench.step import Step
-from adtrain.bench.timing.sampling import NOISY
-from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View
+from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View, milliseconds
 from adtrain.config import records
 from adtrain.config.problems import dotted
 from adtrain.config.records import plain
@@ -158,7 +157,7 @@ class Compare(Result):
 def _only(which: str, names: list[str]) -> Section:
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     note = Note(f"only {which}: {', '.join(names[:MAX_NAMES])}{more}", where="text")
-    listed = Picture(lambda: charts.listed(names))
+    listed = Picture(lambda: page.listed(names))
     return Section(f"Only {which}", [note, listed], folded=f"{len(names)} times")
 
 

@@ -14,19 +14,32 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.backends.cpu import naive
-from adtrain.bench import candidates
-from adtrain.bench.cells import FACTOR, MS, Ratio, factor, milliseconds
+from adtrain.bench import candidates, page
+from adtrain.bench.machine import Protocol, observed_load, protocol
 from adtrain.bench.op_table import Naive, TimedOp
-from adtrain.bench.page import charts
-from adtrain.bench.page.charts import Line, Scale
+from adtrain.bench.page import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
 from adtrain.bench.peers.systems import Unsupported
 from adtrain.bench.profile import timed_step
 from adtrain.bench.result import NamedTime, TimedResult, named
+from adtrain.bench.sampling import Time, Timing, Workload, alternate, in_turns, ratio, repeatedly
 from adtrain.bench.step import SAMPLE_MS
-from adtrain.bench.timing.protocol import Protocol, observed_load, protocol
-from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate, in_turns, ratio, repeatedly
-from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View, ratio_headline
+from adtrain.bench.view import (
+    FACTOR,
+    MS,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Ratio,
+    Section,
+    Table,
+    Tiles,
+    View,
+    factor,
+    milliseconds,
+    ratio_headline,
+)
 from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
@@ -137,7 +150,7 @@ class Sized:
             crosses = self.crossover[label].at if label in self.crossover else None
             lines.append(Line(label, colour(label), median, low, high, crosses))
         note = "; ".join(self.says)
-        return charts.figure(title, self.size_name, "times faster", lines, level=1.0, note=note)
+        return page.figure(title, self.size_name, "times faster", lines, level=1.0, note=note)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +224,7 @@ class DevicesStep(Compared):
             Table(
                 [names, *map(layer_ms, labels)], self.layers, title="ms of each layer, with a kernel for each operation"
             ),
-            Picture(lambda: charts.figures([self.batches.figure(f"{self.config} over the batch size")])),
+            Picture(lambda: page.figures([self.batches.figure(f"{self.config} over the batch size")])),
             self.batches.table(f"{self.config}: a step over the batch size"),
         ]
         yield Section(f"{self.config} by layer and over the batch size", parts)
@@ -259,7 +272,7 @@ class Devices(TimedResult):
             Note("The shade around a curve is its 95% interval.", where="page"),
         ]  # fmt: skip
         if operations:
-            drawn = Picture(lambda: charts.figures([found.figure(found.name) for found in operations]))
+            drawn = Picture(lambda: page.figures([found.figure(found.name) for found in operations]))
             parts.append(Section("Speed-up over the size", [
                 drawn, _crossovers(operations), *(found.table(found.name) for found in operations),
             ]))  # fmt: skip
@@ -269,7 +282,7 @@ class Devices(TimedResult):
         if growing:
             titles = [f"{found.of}, over the {found.over}" for found in growing]
             parts.append(Section("Over width and depth", [
-                Picture(lambda: charts.figures([x.figure(name) for x, name in zip(growing, titles, strict=True)])),
+                Picture(lambda: page.figures([x.figure(name) for x, name in zip(growing, titles, strict=True)])),
                 *(found.table(f"{found.of}: a step over the {found.over}") for found in growing),
             ]))  # fmt: skip
         if self.launch is not None:

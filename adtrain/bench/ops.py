@@ -11,15 +11,31 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.bench.cells import MS, RANGE, cache_note, joined, milliseconds, of_peak, rate
+from adtrain.bench import page
+from adtrain.bench.machine import Rates, Roofline, known_or_measured, observed_load, protocol, rates
 from adtrain.bench.op_table import ELEMENTS, TimedOp
-from adtrain.bench.page import charts
-from adtrain.bench.page.charts import Dot, Line
+from adtrain.bench.page import Dot, Line
 from adtrain.bench.result import NamedTime, TimedResult, named
-from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
-from adtrain.bench.timing.sampling import Time, alternate, repeatedly
-from adtrain.bench.view import KERNELS, RATES, Column, Note, Part, Picture, Section, Table, Tiles, View
+from adtrain.bench.sampling import Time, alternate, repeatedly
+from adtrain.bench.view import (
+    KERNELS,
+    MS,
+    RANGE,
+    RATES,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    View,
+    cache_note,
+    joined,
+    milliseconds,
+    of_peak,
+    rate,
+)
 from adtrain.core.array import Array, Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.backend import Executable, KernelRun, backend
@@ -119,7 +135,7 @@ def _roofline(rows: Sequence[OpTime], peak: Roofline) -> Markup:
         of += " of peak" if of.endswith("%") else ""
         tooltip = f"{row.name} {row.size}, {row.phase}: {rate(row.gflops_per_s or 0.0)} GFLOP/s, {of}"
         groups[row.phase.split()[0]].append(Dot(row.op, tooltip, row.flops, row.bytes, row.time.median_ms))
-    return charts.rooflines(groups, peak, rows[0].dtype)
+    return page.rooflines(groups, peak, rows[0].dtype)
 
 
 def _curves(order: Iterable[OpTime], rows: Sequence[OpTime]) -> Iterator[Part]:
@@ -133,12 +149,12 @@ def _curves(order: Iterable[OpTime], rows: Sequence[OpTime]) -> Iterator[Part]:
         several = {phase: found for phase, found in points.items() if len(found) > 1}
         lines = [Line(phase, PHASE_COLOURS[i % len(PHASE_COLOURS)], several[phase]) for i, phase in enumerate(several)]
         if lines:
-            drawn.append(partial(charts.figure, joined(op, variant), "n", "% of peak", lines, level=100.0))
+            drawn.append(partial(page.figure, joined(op, variant), "n", "% of peak", lines, level=100.0))
     shown, hidden = drawn[:MAX_CURVES], drawn[MAX_CURVES:]
-    yield Picture(lambda: charts.figures([draw() for draw in shown]))
+    yield Picture(lambda: page.figures([draw() for draw in shown]))
     if hidden:
         summary = f"{len(hidden)} more operations"
-        yield Picture(lambda: charts.details(summary, charts.figures([draw() for draw in hidden])))
+        yield Picture(lambda: page.details(summary, page.figures([draw() for draw in hidden])))
 
 
 def result(

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from numpy.lib import tracemalloc_domain
 
-from adtrain.bench.timing import sampling
-from adtrain.bench.timing.sampling import Clock, Timing, rate
+from adtrain.bench import sampling
+from adtrain.bench.sampling import Clock, Timing, rate
 from adtrain.core.backend import backend
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program, costs, label

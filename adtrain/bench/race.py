@@ -16,16 +16,14 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench.cells import ERROR, FACTOR
+from adtrain.bench.machine import observed_load, thread_count
 from adtrain.bench.peers import comparison
 from adtrain.bench.peers.comparison import Progress, conditions
 from adtrain.bench.peers.jobs import Checked
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, started
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
-from adtrain.bench.timing.machine import thread_count
-from adtrain.bench.timing.protocol import observed_load
-from adtrain.bench.timing.sampling import in_turns
-from adtrain.bench.view import Column, Note, Part, Section, Table, View, absent
+from adtrain.bench.sampling import in_turns
+from adtrain.bench.view import ERROR, FACTOR, Column, Note, Part, Section, Table, View, absent
 from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")

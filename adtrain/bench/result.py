@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from adtrain.bench.timing.protocol import Protocol
-from adtrain.bench.timing.sampling import MIN_COUNT, NOISY, Time, median_interval
+from adtrain.bench.machine import Protocol
+from adtrain.bench.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import View
 from adtrain.config.records import plain
-from adtrain.invocation import Invocation
+from adtrain.templates import Invocation
 
 
 class NamedTime(NamedTuple):

@@ -16,13 +16,13 @@ from statistics import median
 
 from markupsafe import Markup
 
-from adtrain.bench.page import charts
-from adtrain.bench.page.charts import Line
+from adtrain.bench import page
+from adtrain.bench.machine import observed_load, protocol
+from adtrain.bench.page import Line
 from adtrain.bench.peers.systems import ADTRAIN, last_line
 from adtrain.bench.result import NamedTime, TimedResult
+from adtrain.bench.sampling import MIN_COUNT, median_interval
 from adtrain.bench.scaling_worker import PEERS, SAMPLE_SECONDS, SAMPLES, Measured, Request
-from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.sampling import MIN_COUNT, median_interval
 from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tiles, View
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
@@ -123,7 +123,7 @@ class Scaling(Points, TimedResult):
             Note("Weak scaling: the batch grows with the ranks. Strong scaling: it stays. Hidden is the part of the "
                  "exchanges that other work covers."),
             Section("Measured", [
-                Picture(lambda: charts.figures([draw() for draw in drawn])), Table(COLUMNS, self.points)
+                Picture(lambda: page.figures([draw() for draw in drawn])), Table(COLUMNS, self.points)
             ]),
         ]  # fmt: skip
         if self.protocol.device == "gpu" and len(weak) > 1:
@@ -278,7 +278,7 @@ def _times(title: str, points: Sequence[Point], others: Sequence[Point]) -> Mark
         lines.append(Line("exchanges alone", "series-3", exchanges))
     for number, system in enumerate(dict.fromkeys(p.system for p in others), 4):
         lines.append(Line(system, f"series-{number}", [(p.ranks, p.step_us) for p in others if p.system == system]))
-    return charts.figure(title, "ranks", "µs", lines)
+    return page.figure(title, "ranks", "µs", lines)
 
 
 def _predicted(size: int, weak: Sequence[Point]) -> Markup:
@@ -298,4 +298,4 @@ def _predicted(size: int, weak: Sequence[Point]) -> Markup:
         f"The alpha-beta model with {GPUS_PER_NODE} GPUs a node. Its start-up time of {start:.1f} µs fits the measured "
         "exchange; 344 GB/s inside a node, 47 GB/s and 14 µs between nodes are published figures."
     )
-    return charts.figures([charts.figure("Weak scaling by a model", "GPUs", "% efficiency", lines, note=note)])
+    return page.figures([page.figure("Weak scaling by a model", "GPUs", "% efficiency", lines, note=note)])

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
+from adtrain.bench.machine import observed_load, protocol
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.comparison import loss_tolerance
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, environment, last_line
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
-from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.sampling import in_turns
+from adtrain.bench.sampling import in_turns
 from adtrain.bench.view import Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
 from adtrain.table import TEXT, CellFormat

@@ -15,15 +15,34 @@ from typing import Any
 from markupsafe import Markup
 
 from adtrain import config, templates, training
-from adtrain.bench.cells import MS, NAMES, RANGE, cache_note, duration, factor, joined, milliseconds, of_peak
-from adtrain.bench.page import charts
-from adtrain.bench.page.charts import Dot, Line
+from adtrain.bench import page
+from adtrain.bench.machine import Rates, Roofline, known_or_measured, observed_load, protocol, rates
+from adtrain.bench.page import Dot, Line
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, timed_step, trace_step
 from adtrain.bench.result import NamedTime, TimedResult, named
-from adtrain.bench.timing.protocol import observed_load, protocol
-from adtrain.bench.timing.roofline import Rates, Roofline, known_or_measured, rates
-from adtrain.bench.timing.sampling import Time, Timing, Workload, alternate
-from adtrain.bench.view import KERNELS, RATES, Column, Note, Part, Picture, Section, Table, Tiles, View, headline
+from adtrain.bench.sampling import Time, Timing, Workload, alternate
+from adtrain.bench.view import (
+    KERNELS,
+    MS,
+    NAMES,
+    RANGE,
+    RATES,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    View,
+    cache_note,
+    duration,
+    factor,
+    headline,
+    joined,
+    milliseconds,
+    of_peak,
+)
 from adtrain.core.backend import KernelRun, backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
@@ -147,9 +166,9 @@ class Step(TimedResult):
         shown = [*layers, *fused.ops, *modes.values(), *self.batch_sizes.values()]
         sums = [sum(time.median_ms for row in layers if (time := row.phases[phase])) for phase in PHASES]
         longest = max((row.ms for row in layers), default=0.0) or 1.0
-        keys = Picture(lambda: charts.keys(list(zip(PHASES, PHASES, strict=True))))
+        keys = Picture(lambda: page.keys(list(zip(PHASES, PHASES, strict=True))))
         stacks: Column[LayerTime] = Column(
-            ", ".join(PHASES), drawn=lambda row: charts.stack(_phase_bars(row, longest)), where="page"
+            ", ".join(PHASES), drawn=lambda row: page.stack(_phase_bars(row, longest)), where="page"
         )
         what = f"{self.batch_size} examples a step, {self.precision}"
         tables = "layers with a kernel for each operation, then the operations of the fused step, then whole steps"
@@ -484,8 +503,8 @@ def _bars(modes: Modes) -> Markup:
     """A bar of all operations for each mode, on one scale."""
     found: Mapping[str, ModeTimes] = vars(modes)
     longest = max(max(row.step.median_ms, row.ops_ms) for row in found.values())
-    bars = {name: charts.stack(_op_bars(row, longest)) for name, row in found.items()}
-    return charts.rows(bars) + charts.keys([*zip(PHASES, PHASES, strict=True), ("host", "outside of operations")])
+    bars = {name: page.stack(_op_bars(row, longest)) for name, row in found.items()}
+    return page.rows(bars) + page.keys([*zip(PHASES, PHASES, strict=True), ("host", "outside of operations")])
 
 
 def _op_bars(row: ModeTimes, longest: float) -> list[tuple[str, float, str]]:
@@ -514,7 +533,7 @@ def _timeline(step: ModeTimes) -> Markup:
         )
     ticks = [duration(whole * i / 4) if i else "0" for i in range(5)]
     note = "Operations in the order in which they first run, each as long as its median; repeated calls are one."
-    drawn = charts.timeline({phase: lanes[phase] for phase in PHASES if phase in lanes}, ticks)
+    drawn = page.timeline({phase: lanes[phase] for phase in PHASES if phase in lanes}, ticks)
     return drawn + templates.note(note)
 
 
@@ -533,7 +552,7 @@ def _roofline(modes: Modes, peak: Roofline, precision: str) -> Markup:
     dots = [dot for _, dot in staged + fused]
     note = "Rings are operations of the staged step; arrows lead to the fused operations that they are part of. The "
     note += f"larger a point, the larger its share of the step; below {MIN_SHARE:.1%} it is left out."
-    return charts.rooflines({"staged and fused": dots}, peak, precision, arrows) + templates.note(note)
+    return page.rooflines({"staged and fused": dots}, peak, precision, arrows) + templates.note(note)
 
 
 def _dot(row: OpTime, mode: str) -> Dot:
@@ -550,4 +569,4 @@ def _over_batches(batches: Mapping[str, BatchTime]) -> Markup:
     if len(points) < 2:
         return Markup()
     line = Line("examples/s", "forward", points)
-    return charts.figures([charts.figure("Over the batch size", "examples a step", "examples/s", [line])])
+    return page.figures([page.figure("Over the batch size", "examples a step", "examples/s", [line])])

@@ -23,11 +23,13 @@ from adtrain.cli.options import (
     NameOf,
     Number,
     OneOf,
+    Output,
     OutputFile,
     Whole,
     autotune_option,
     device_option,
     op_option,
+    output_options,
     own_ops,
     plugin_option,
     resolve_device,
@@ -36,7 +38,6 @@ from adtrain.cli.options import (
     set_option,
 )
 from adtrain.cli.output import progress, write_file
-from adtrain.cli.result_output import Output, output_options
 from adtrain.config.problems import shortened, similar
 from adtrain.plugins import find
 

@@ -14,8 +14,8 @@ import click
 from adtrain.cli.options import RunPath, json_option
 from adtrain.cli.output import print_json, show
 from adtrain.config import is_sweep
-from adtrain.config.differences import differences, rounded_text, value_text
 from adtrain.config.problems import known
+from adtrain.config.records import differences, rounded_text, value_text
 from adtrain.sweeps.finished import finished_results
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import SweepResults

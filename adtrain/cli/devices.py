@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from adtrain.bench.timing import roofline
-from adtrain.bench.timing.machine import describe_cpu
+from adtrain.bench import machine
+from adtrain.bench.machine import describe_cpu
 from adtrain.cli.options import json_option
 from adtrain.cli.output import print_json, progress, show
 from adtrain.core.backend import backend
@@ -61,12 +61,12 @@ def nccl_version() -> str:
     return libraries.nccl_version()
 
 
-def peak(device: str, measure: bool) -> roofline.Roofline | None:
+def peak(device: str, measure: bool) -> machine.Roofline | None:
     """The device's roofline: measured if `measure`, otherwise the stored one, None if there is none."""
     if not measure:
-        return roofline.known(device)
+        return machine.known_roofline(device)
     progress(f"devices: measuring {device}, a few seconds")
-    return roofline.measured(device)
+    return machine.measured_roofline(device)
 
 
 def describe_gpu() -> tuple[dict[str, Any] | None, str | None]:
@@ -122,7 +122,7 @@ def gpu_rows(gpu: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def peak_rows(peak: roofline.Roofline | None) -> list[tuple[str, str]]:
+def peak_rows(peak: machine.Roofline | None) -> list[tuple[str, str]]:
     """A line for the roofline; none if it is unknown."""
     if peak is None:
         return []

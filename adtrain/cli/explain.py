@@ -9,15 +9,16 @@ from adtrain.bench import explain
 from adtrain.cli.options import (
     ConfigName,
     OneOf,
+    Output,
     autotune_option,
     device_option,
+    output_options,
     plugin_option,
     resolve_device,
     set_autotune,
     set_option,
 )
 from adtrain.cli.output import progress
-from adtrain.cli.result_output import Output, output_options
 
 
 @click.command()

@@ -21,7 +21,7 @@ from adtrain.cli.options import (
 from adtrain.cli.output import is_silent, message, print_json, progress, show, write_file
 from adtrain.data.errors import warn
 from adtrain.files import expect_writable
-from adtrain.report.curves import rates_svg
+from adtrain.report.record import rates_svg
 from adtrain.signals import stop_signals
 from adtrain.sweeps import rates
 from adtrain.sweeps.session import prepared

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 
 import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from adtrain import config
-from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, progress
+from adtrain.cli.output import ON_STDOUT, QUIET, STDOUT, print_json, progress, show, write_file
 from adtrain.config.problems import known, shortened
 from adtrain.distributed.environment import place
 from adtrain.files import expect_writable
 
 if TYPE_CHECKING:
+    from adtrain.bench.result import Result
     from adtrain.custom_ops import OwnOp
 
 LAUNCHING = "adtrain.launching"
@@ -453,3 +455,43 @@ def refusing(rule: Callable[..., Refusals]) -> Callable[[Callable[..., None]], C
         return checked
 
     return decorate
+
+
+class Output(NamedTuple):
+    """The options about the result of a command that measures: text, JSON, and a page."""
+
+    as_json: bool
+    json_file: Path | None
+    html_file: Path | None
+
+    def write(self, result: Result) -> None:
+        from adtrain.bench import page, text
+        from adtrain.table import terminal_width
+
+        values = result.to_json()
+        if self.as_json:
+            print_json(values)
+        else:
+            show(*text.render(result, terminal_width()))
+        if self.json_file is not None:
+            write_file(self.json_file, json.dumps(values, indent=2, allow_nan=False).encode() + b"\n")
+        if self.html_file is not None:
+            write_file(self.html_file, page.render(result).encode())
+        for file in (self.json_file, self.html_file):
+            if file is not None and file != STDOUT:
+                progress(f"wrote {file}")
+
+
+def output_options(command: Callable[..., None]) -> Callable[..., None]:
+    """`--json`, `--json-file FILE` and `--html FILE`; passed to the command as `output`."""
+
+    @click.option(
+        "--html", "html_file", type=OutputFile(".html"), metavar="FILE", help="Write a page with plots: FILE.html."
+    )
+    @click.option("--json-file", type=OutputFile(), metavar="FILE", help="Also write the result as JSON.")
+    @json_option
+    @functools.wraps(command)
+    def with_output(*args: Any, as_json: bool, json_file: Path | None, html_file: Path | None, **options: Any) -> None:
+        command(*args, output=Output(as_json, json_file, html_file), **options)
+
+    return with_output

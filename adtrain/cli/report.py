@@ -14,7 +14,7 @@ from adtrain.cli.train_run import step_profile
 from adtrain.config import is_sweep
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
-from adtrain.report import AnyPredictions, Record, page, runs_page, sweep_page
+from adtrain.report import AnyPredictions, Record, pages
 from adtrain.sweeps import finished
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.training import Trust
@@ -49,7 +49,7 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
     if len(runs) > 1:
         if output is None:
             raise click.UsageError(f"found {len(runs)} runs and no --output FILE; several runs have no default page")
-        return _write(output, runs_page.render([report.read(run, trust) for run in runs]))
+        return _write(output, pages.runs_page([report.read(run, trust) for run in runs]))
     (run,) = runs
     if is_sweep(run):
         folder = SweepFolder.open(run)
@@ -57,7 +57,7 @@ def command(runs: tuple[Path, ...], output: Path | None, device: str, trust: Tru
         if (best / SUMMARY).is_file():
             write_file(best / "report.html", _page(best, device, trust, is_member=True).encode())
         output = output or run / "report.html"
-        return _write(output, sweep_page.beside(folder, output.parent))
+        return _write(output, pages.sweep_page_beside(folder, output.parent))
     return _write(output or run / "report.html", _page(run, device, trust))
 
 
@@ -75,9 +75,9 @@ def _page(run: Path, device: str, trust: Trust, is_member: bool = False) -> str:
     predictions = _predictions(run, device, trust)
     if not is_member and not isinstance(predictions, str):
         record = _with_operations(record, device)
-    for line in page.missing(record, predictions):
+    for line in pages.missing(record, predictions):
         progress(f"{run}: {line}")
-    return page.render(record, predictions)
+    return pages.run_page(record, predictions)
 
 
 def _with_operations(record: Record, device: str) -> Record:

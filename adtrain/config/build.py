@@ -11,10 +11,8 @@ from adtrain import augment, nn, ops, optim
 from adtrain.config import equations as of_equations
 from adtrain.config import sweep_section
 from adtrain.config.document import Config
-from adtrain.config.equation_terms import Equations
-from adtrain.config.family import Spec
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
-from adtrain.config.specs import Add, Concat, Layer, Multiply, Residual
+from adtrain.config.specs import Add, Concat, Equations, Layer, Multiply, Residual, Spec
 from adtrain.config.sweep_section import Sweep
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError, ShapeError

@@ -24,9 +24,7 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from adtrain import docstrings
 from adtrain.config import sweep_section
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted
-from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
-from adtrain.config.values import (
+from adtrain.config.records import (
     BestBy,
     Bool,
     Box,
@@ -46,6 +44,8 @@ from adtrain.config.values import (
     View,
     option_type,
 )
+from adtrain.config.source import Node
+from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, FieldKind, PointOptions

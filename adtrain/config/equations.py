@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from adtrain.config.document import Config
-from adtrain.config.equation_terms import Term
 from adtrain.config.problems import ConfigError, PathParts, Problem, dotted, known, similar
+from adtrain.config.specs import Term
 from adtrain.equations import (
     FUNCTIONS,
     PI,

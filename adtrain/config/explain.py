@@ -19,10 +19,9 @@ from adtrain.config.document import (
     Section,
     Training,
 )
-from adtrain.config.equation_terms import Equations, Term
 from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
-from adtrain.config.specs import FAMILIES, by_kind
+from adtrain.config.specs import FAMILIES, Equations, Term, by_kind
 from adtrain.core.options import is_option, words
 
 MODELS: dict[str, type[BaseModel]] = {

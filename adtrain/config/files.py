@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import yaml
 
 from adtrain.config import habits, keys, plugged, source
+from adtrain.config.keys import Overrides, keys_of, override, with_nodes, without
 from adtrain.config.names import RUN_CONFIG, find_config
-from adtrain.config.overrides import Overrides, keys_of, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
 from adtrain.files import open_regular
@@ -100,7 +100,7 @@ def _checked(
 
     from adtrain.config import explain
     from adtrain.config.document import Config, Source
-    from adtrain.config.values import name_of
+    from adtrain.config.records import name_of
 
     copyreg.pickle(Config, _pickled)
     values = cast(dict[str, Any], root.plain())

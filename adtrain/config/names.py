@@ -6,8 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from adtrain.assets import asset_path
 from adtrain.config.problems import ConfigError, Problem, known, listed
+from adtrain.files import asset_path
 
 RUN_CONFIG = "config.yaml"
 """The resolved config in the folder of a run."""

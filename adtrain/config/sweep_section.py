@@ -23,11 +23,10 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from adtrain.config.overrides import parts_of
+from adtrain.config.keys import parts_of
 from adtrain.config.problems import ConfigError, Problem, found, known, similar
-from adtrain.config.records import leaves
+from adtrain.config.records import LIMIT, leaves
 from adtrain.config.source import Node
-from adtrain.config.values import LIMIT
 from adtrain.core.options import Expected, is_integer
 
 MAX_MEMBERS = 100_000

@@ -1,18 +1,22 @@
-"""Value, the type that operations take and return; Array, with elements on a device; Placeholder, with a type only."""
+"""The values of functions: Value, the type that operations take and return; Array, with elements on a device;
+Placeholder, with a type only; TracedNumber, a Python float that is an argument of a traced function.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from adtrain.core import aligned, dlpack
+from adtrain.core import dlpack
 from adtrain.core.devices import find_device
-from adtrain.core.errors import DTypeError, ShapeError, TraceError, with_article
-from adtrain.core.operators import NumpyProtocols, Operators, advice
+from adtrain.core.errors import DTypeError, ShapeError, TraceError, user_line, with_article
+from adtrain.core.memory import copy_aligned
+from adtrain.core.operators import Arithmetic, NumpyProtocols, Operators, advice
 from adtrain.core.types import ArrayType, Shape, dtype_of
 
 
@@ -230,7 +234,7 @@ def _elements(x: Any, dtype: Any, device: str) -> np.ndarray:
     a view of x, because the upload copies it. Anything else becomes a new C-contiguous array.
     """
     if isinstance(x, np.ndarray) and x.dtype.kind in "bfiu" and (dtype is None or np.dtype(dtype) == x.dtype):
-        return aligned.copy(x) if device == "cpu" else x.view()
+        return copy_aligned(x) if device == "cpu" else x.view()
     return np.array(x, dtype=dtype, order="C")
 
 
@@ -277,3 +281,61 @@ def from_dlpack(x: Any) -> Array:
     device = dlpack.device_of(x)
     buffer = find_device(device).from_dlpack(x)
     return Array(buffer, buffer.shape, dtype_of("from_dlpack", buffer.dtype), device)
+
+
+class _OpsOfNumbers:
+    """The operations by name, for operators of traced numbers."""
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(_apply, name)
+
+
+class TracedNumber(Arithmetic[Any]):
+    """Stands for a Python float in a function that is traced, so that another float needs no other Program.
+
+    It behaves like the float that it stands for. With an array it takes the array's dtype. With numbers it gives
+    another TracedNumber, computed in float64; comparisons give a bool array of shape (). An operation of numbers alone,
+    such as ``ops.exp(number)``, takes it as float32.
+
+    Attributes:
+        value: the number as a value of float64, shape ().
+    """
+
+    __slots__ = ("value",)
+    __array_ufunc__ = None  # numpy_array * number goes to TracedNumber.__rmul__
+    _ops = _OpsOfNumbers()
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+    @property
+    def device(self) -> str:
+        return self.value.device
+
+    def array(self, dtype: Any = np.float32) -> Value:
+        """The number as a value of ``dtype``, shape ()."""
+        return self.value.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"TracedNumber({self.value!r})"
+
+    def _needed(self, *_: Any, **__: Any) -> NoReturn:
+        raise TraceError(
+            f"{user_line()}: the jitted function needs the value of a float argument, which is traced: use ops, or "
+            "make the argument static with jit(f, static_argnums=...), which traces the function again for each value"
+        )
+
+    __bool__ = __float__ = __int__ = __index__ = __round__ = __trunc__ = __floor__ = __ceil__ = _needed
+    __array__ = __iter__ = __len__ = _needed
+
+
+NUMBERS = (bool, int, float, TracedNumber)
+"""The types of numbers that take the dtype of the arrays beside them."""
+
+
+def _apply(name: str, *args: Any) -> Any:
+    """The operation ``name``: of numbers alone in float64, as a TracedNumber if it is of floating point."""
+    alone = all(isinstance(x, NUMBERS) for x in args)
+    given = [x.value if alone and isinstance(x, TracedNumber) else x for x in args]
+    found = getattr(Value._ops, name)(*given)
+    return TracedNumber(found) if alone and found.dtype.kind == "f" else found

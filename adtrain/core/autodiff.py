@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Value, array, returned_no_array
+from adtrain.core.array import TracedNumber, Value, array, returned_no_array
 from adtrain.core.errors import AdtrainError, DTypeError, ShapeError
 from adtrain.core.options import require_function
 from adtrain.core.primitive import Primitive, Pull
 from adtrain.core.trace import Trace, Tracer, at, bind, current_scope, new_level, phase
-from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType
 
 _node_numbers = itertools.count()

@@ -35,8 +35,8 @@ from typing import (
 
 import numpy as np
 
+from adtrain.core.array import TracedNumber
 from adtrain.core.errors import OptionError, with_article
-from adtrain.core.traced_number import TracedNumber
 
 LARGEST = 3.4e38
 """The largest number of an option: a step in float32 cannot hold more."""

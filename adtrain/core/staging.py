@@ -17,15 +17,14 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Array, Value, array, returned_no_array
+from adtrain.core.array import Array, TracedNumber, Value, array, returned_no_array
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError, TraceError, user_line
 from adtrain.core.precision import current_precision
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.side_effects import refuse_assignments, refuse_attribute_changes, refuse_leaks
-from adtrain.core.static_key import is_constant, static_key
-from adtrain.core.template import Template
+from adtrain.core.static_key import Template, is_constant, static_key
 from adtrain.core.timeline import during
 from adtrain.core.trace import (
     Tracer,
@@ -38,7 +37,6 @@ from adtrain.core.trace import (
     current_scope,
     new_level,
 )
-from adtrain.core.traced_number import TracedNumber
 from adtrain.core.types import ArrayType, Shape
 from adtrain.core.vmap import BatchTrace, BatchTracer
 

@@ -4,6 +4,9 @@ Python's ``==`` is too weak for that: 1 == 1.0 == True, 0.0 == -0.0, Decimal("1.
 leaves out fields with ``compare=False``. A function can tell these apart. So can it tell two dicts of another order.
 The repr of a value is too weak as well: it may be abbreviated, or leave out fields. Every cache of the package, in
 memory or on a disk, has keys made here.
+
+The structure of a tree is such a value too. A `Template` is a structure as compiled functions, for calls of jitted
+functions.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from adtrain.core import tree
+from adtrain.core.tree import TreeDef, flatten, of_fields, unflatten
 
 BY_VALUE = frozenset({bool, int, str, bytes, type(None)})
 """The types whose equal values are the same value."""
@@ -177,3 +182,83 @@ def _named(module: str, name: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
+
+
+class Template:
+    """`flatten` and `unflatten` for one structure, each compiled to a Python expression for speed.
+
+    The structure of a tree is the same if the `static_key` is: dicts have the same keys, in the same order.
+    """
+
+    def __init__(self, treedef: TreeDef) -> None:
+        keys = list(_dict_keys(treedef))
+        if treedef.registered or not BY_VALUE.issuperset(map(type, keys)):
+            self._flatten = partial(_flatten_same, static_key(treedef))
+            self._unflatten = partial(unflatten, treedef)
+            return
+        self._names: dict[str, Any] = {"__builtins__": {"type": type, "len": len, "map": map}}
+        self._checks: list[str] = []
+        self._leaves: list[str] = []
+        self._dicts: list[str] = []
+        built = self._write(treedef, "tree")
+        if keys:
+            found = f"[{', '.join(f'*{place}' for place in self._dicts)}]"
+            types = self._name(list(map(type, keys)))
+            self._checks += [f"(keys := {found}) == {self._name(keys)}", f"[*map(type, keys)] == {types}"]
+        check, leaves = " and ".join(self._checks) or "True", ", ".join(self._leaves)
+        self._flatten = eval(f"lambda tree: [{leaves}] if {check} else None", self._names)
+        self._unflatten = eval(f"lambda leaves: {built}", self._names)
+
+    def flatten(self, tree: Any) -> list[Any] | None:
+        """The leaves of ``tree``; None if it has another structure."""
+        try:
+            leaves: list[Any] | None = self._flatten(tree)
+        except (KeyError, AttributeError):
+            return None
+        return leaves
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """The tree with these ``leaves``."""
+        return self._unflatten(leaves)
+
+    def _write(self, treedef: TreeDef, place: str) -> str:
+        """The expression that builds a tree from ``leaves``. Adds the checks and leaves of the tree at ``place``."""
+        kind, children = treedef.kind, treedef.children
+        if kind is None:
+            self._leaves.append(place)
+            return f"leaves[{len(self._leaves) - 1}]"
+        kind_name = self._name(kind)
+        self._checks.append(f"type({place}) is {kind_name}")
+        if kind is type(None):
+            return "None"
+        if is_dataclass(kind):
+            parts = [self._write(child, f"{place}.{key}") for key, child in zip(treedef.keys, children, strict=True)]
+            build = self._name(partial(of_fields, kind, treedef.keys))
+            return f"{build}([{', '.join(parts)}])"
+        self._checks.append(f"len({place}) == {len(children)}")
+        keys = [self._name(key) for key in (treedef.keys if kind is dict else range(len(children)))]
+        parts = [self._write(child, f"{place}[{key}]") for key, child in zip(keys, children, strict=True)]
+        if kind is dict:
+            self._dicts.append(place)
+            return "{" + ", ".join(f"{key}: {part}" for key, part in zip(keys, parts, strict=True)) + "}"
+        listed = "".join(f"{part}, " for part in parts)
+        return f"{kind_name}({listed})" if hasattr(kind, "_fields") else f"{kind_name}(({listed}))"
+
+    def _name(self, value: Any) -> str:
+        name = f"n{len(self._names)}"
+        self._names[name] = value
+        return name
+
+
+def _dict_keys(treedef: TreeDef) -> Iterator[Any]:
+    """The keys of all dicts, each dict after those in it."""
+    for child in treedef.children:
+        yield from _dict_keys(child)
+    if treedef.kind is dict:
+        yield from treedef.keys
+
+
+def _flatten_same(key: Hashable, tree: Any) -> list[Any] | None:
+    """The leaves of ``tree``; None if its structure has another key."""
+    found, structure = flatten(tree)
+    return found if static_key(structure) == key else None

@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from adtrain.core import tree
-from adtrain.core.array import Value, array, returned_no_array, type_with_article
+from adtrain.core.array import NUMBERS, Value, array, returned_no_array, type_with_article
 from adtrain.core.batching_rules import by_axes, elementwise, move_axes
 from adtrain.core.errors import DTypeError, OptionError, ShapeError, with_article
 from adtrain.core.options import is_integer, require_function, shown
 from adtrain.core.primitive import Primitive
 from adtrain.core.trace import Trace, Tracer, bind, new_level
-from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType
 
 

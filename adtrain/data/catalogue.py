@@ -19,11 +19,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from adtrain.assets import asset_path
 from adtrain.cache import cache_home
 from adtrain.data import idx
 from adtrain.data.errors import DataError
-from adtrain.files import locked_by, unwritable
+from adtrain.files import asset_path, locked_by, unwritable
 
 SUMS = "SHA256SUMS"
 """The file with the checksums of a fetched data set, in the format of `sha256sum`."""

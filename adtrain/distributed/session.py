@@ -17,9 +17,8 @@ from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.distributed.communicators import MpiCommunicator, TcpCommunicator, version
 from adtrain.distributed.environment import DIED, Place
-from adtrain.distributed.launch import ADDRESS, TOKEN
+from adtrain.distributed.launch import ADDRESS, GRACE_SECONDS, TOKEN, Watchdog, WatchdogClient
 from adtrain.distributed.rendezvous import meeting
-from adtrain.distributed.watchdog import GRACE_SECONDS, Watchdog, WatchdogClient
 
 
 class Session:

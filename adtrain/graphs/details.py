@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from adtrain.backends.cpu.codegen.program import generate, supported, workspace
+from adtrain.backends.cpu.codegen import generate, supported, workspace
 from adtrain.backends.cpu.numpy_program import as_declared
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering

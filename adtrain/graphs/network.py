@@ -9,10 +9,21 @@ from typing import Any, NamedTuple, cast
 
 from adtrain import config, nn
 from adtrain.config import Config
-from adtrain.graphs.formats import Graph
-from adtrain.graphs.picture import LABEL, TITLE, Arrow, Box, Frame, Picture, Point, shape_text, text_height, text_width
-from adtrain.nn.describe import LayerRow
+from adtrain.graphs.picture import (
+    LABEL,
+    TITLE,
+    Arrow,
+    Box,
+    Frame,
+    Graph,
+    Picture,
+    Point,
+    shape_text,
+    text_height,
+    text_width,
+)
 from adtrain.nn.module import pair, size_text
+from adtrain.nn.network import LayerRow
 from adtrain.table import COUNT, TEXT, Column, render
 
 KINDS: dict[str, tuple[type[nn.Module], ...]] = {

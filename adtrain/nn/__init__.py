@@ -22,12 +22,15 @@ from adtrain.nn.activation import (
     GELU,
     Dropout,
     Dropout2d,
+    Flatten,
     Hardswish,
     LeakyReLU,
     LogSoftmax,
     PReLU,
     ReLU,
+    Reshape,
     Scale,
+    Select,
     Sigmoid,
     SiLU,
     SoftCap,
@@ -55,15 +58,21 @@ from adtrain.nn.conv import (
     MaxPool2d,
     Upsample,
 )
-from adtrain.nn.describe import LayerRow, count_parameters, describe, layer_of, layers
-from adtrain.nn.fields import FourierFeatures, HashGrid, Sine
 from adtrain.nn.init import ConvInit, WeightInit
-from adtrain.nn.linear import Embedding, Linear
-from adtrain.nn.low_rank import LowRankSequential, is_low_rank, with_products
+from adtrain.nn.linear import Embedding, FourierFeatures, HashGrid, Linear, Sine
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, Token, with_weights
+from adtrain.nn.network import (
+    LayerRow,
+    LowRankSequential,
+    count_parameters,
+    describe,
+    is_low_rank,
+    layer_of,
+    layers,
+    with_products,
+)
 from adtrain.nn.norm import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm, RMSNorm
 from adtrain.nn.recurrent import GRU, LSTM, RNN
-from adtrain.nn.shape import Flatten, Reshape, Select
 from adtrain.nn.tokens import ClassToken, Mean, Patches, PositionalEmbedding
 
 LAYERS: dict[str, type[Module]] = {

@@ -1,17 +1,19 @@
-"""Activations, dropout and scaling: layers that keep the shape."""
+"""Activations, dropout and scaling, which keep the shape; and layers that move elements and compute nothing."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, astuple, dataclass
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
 
 from adtrain import ops
 from adtrain.core.array import Value, array
-from adtrain.core.errors import AdtrainError, ShapeError
+from adtrain.core.errors import AdtrainError, OptionError, ShapeError
+from adtrain.core.options import words_in_python
 from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, axis_of, check_ndim
-from adtrain.option_types import Axis, Fraction, Number, Positive, Size
+from adtrain.option_types import Axis, Fraction, Indices, Number, OpenShape, Positive, Size
 
 
 class _Elementwise(Module):
@@ -192,3 +194,50 @@ class Dropout2d(Dropout):
     def _dropped(self, x: Value, rng: Value, stream: int) -> Value:
         ones = ops.ones((*x.shape[:2], 1, 1), x.dtype, x.device)
         return x * ops.dropout(ones, self.p, rng, stream=stream)
+
+
+@dataclass(frozen=True)
+class Flatten(Module):
+    """Each sample flattened to one axis."""
+
+    def output_shape(self, shape: Shape) -> Shape:
+        return (prod(shape),)
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], prod(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Reshape(Module):
+    """Each sample reshaped to `shape`; one axis may be -1 and is inferred."""
+
+    shape: OpenShape
+
+    def __post_init__(self) -> None:
+        if self.shape.count(-1) > 1:
+            raise OptionError(f"reshape: shape is {self.shape}, expected {words_in_python(OpenShape)}")
+
+    def output_shape(self, shape: Shape) -> Shape:
+        known = prod(n for n in self.shape if n != -1)
+        fits = prod(shape) % known == 0 if -1 in self.shape else prod(shape) == known
+        if not fits:
+            raise ShapeError(f"reshape: shape {self.shape} has {known} elements, the input {prod(shape)}: {shape}")
+        return tuple(prod(shape) // known if n == -1 else n for n in self.shape)
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.reshape(x, (x.shape[0], *self.output_shape(x.shape[1:]))), state
+
+
+@dataclass(frozen=True)
+class Select(Module):
+    """The features or channels of each sample at these indices: (C, ...) -> (len(indices), ...)."""
+
+    indices: Indices
+
+    def output_shape(self, shape: Shape) -> Shape:
+        if not shape or max(self.indices) >= shape[0]:
+            raise ShapeError(f"select: index {max(self.indices)} is out of range for the input {shape}")
+        return (len(self.indices), *shape[1:])
+
+    def forward(self, params: Params, state: State, x: Value, mode: Mode) -> tuple[Value, State]:
+        return ops.take(x, np.array(self.indices), axis=1), state

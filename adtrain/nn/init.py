@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from adtrain.core import aligned
 from adtrain.core.array import Array, array, from_numpy
+from adtrain.core.memory import empty_aligned
 from adtrain.nn.module import Module, Params, Shape, State
 from adtrain.option_types import NonNegative
 
@@ -153,7 +153,7 @@ def drawn(init: str, shape: Shape, rng: np.random.Generator, dtype: np.dtype[Any
         return Array(np.broadcast_to(np.zeros((), dtype), shape), shape, dtype, "cpu")
     if init in WHOLE:
         return array((WHOLE[init](shape, rng) * gain).astype(dtype))
-    sampler, result = BY_ELEMENT[init](shape), aligned.empty(shape, dtype)
+    sampler, result = BY_ELEMENT[init](shape), empty_aligned(shape, dtype)
     threads = min(os.cpu_count() or 1, MAX_THREADS, result.size // LEAST_DRAWN) if init in UNIFORM else 1
     parts = np.array_split(result.reshape(-1), max(threads, 1))
 

@@ -2,11 +2,9 @@
 
 import sys
 
-import adtrain.ops.bfloat16  # primitives that passes look up
-import adtrain.ops.channels_last
+import adtrain.ops.channels_last  # primitives that passes look up
 from adtrain.core.array import bind_operators
 from adtrain.core.precision import matmul_precision as matmul_precision
-from adtrain.ops.activation import *
 from adtrain.ops.attention import *
 from adtrain.ops.collectives import *
 from adtrain.ops.common import *
@@ -21,7 +19,6 @@ from adtrain.ops.loss import *
 from adtrain.ops.matmul import *
 from adtrain.ops.normalisation import *
 from adtrain.ops.pool import *
-from adtrain.ops.random import *
 from adtrain.ops.rearrange import *
 from adtrain.ops.recurrent import *
 from adtrain.ops.reduce import *

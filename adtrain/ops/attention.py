@@ -25,11 +25,10 @@ from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
 from adtrain.ops.common import ArrayLike, as_value, broadcast_shapes, broadcast_to, promote, require_float, reshape
 from adtrain.ops.compare import equal, greater_equal, maximum, where
-from adtrain.ops.create import arange, ones
+from adtrain.ops.create import Stream, arange, checked_state, ones, uniform_numbers
+from adtrain.ops.create import dropout as drop
 from adtrain.ops.elementwise import tanh
 from adtrain.ops.matmul import matmul
-from adtrain.ops.random import Stream, checked_state, uniform_numbers
-from adtrain.ops.random import dropout as drop
 from adtrain.ops.rearrange import tril
 from adtrain.ops.reduce import softmax
 from adtrain.ops.shape import concatenate, expand_dims, pad, transpose

@@ -1,7 +1,7 @@
-"""Convolutions and poolings of images that are channels last (NHWC).
+"""Operations that passes put in place of others: on arrays of bfloat16, and on images that are channels last (NHWC).
 
-The pass `channels_last` replaces operations on NCHW by these. It runs after differentiation, so they have no
-derivatives.
+The passes `store_bfloat16` and `channels_last` run after differentiation, so these operations have no derivatives. An
+element of bfloat16 is its 16 bits as a uint16 (`core.types.BITS`).
 
 Convolutions are matrix products of pixels. A matrix has a row for each pixel of the images and a column for each
 channel. With y = x * w these are im2col products:
@@ -27,12 +27,83 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.core.errors import DTypeError
 from adtrain.core.precision import FLOAT32, FULL, TERMS, TF32, rounded
 from adtrain.core.primitive import CHANNELS_LAST, Primitive, Trait
-from adtrain.core.types import NCHW, NHWC, ArrayType, permuted
-from adtrain.ops.bfloat16 import as_float32, from_bits
+from adtrain.core.types import BITS, NCHW, NHWC, ArrayType, permuted
 from adtrain.ops.conv import conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.matmul import matmul_p
 from adtrain.ops.pool import Windows, avg_pool2d_p, avg_pool2d_put_p, max_pool2d_p, max_pool2d_pick_p, max_pool2d_put_p
+
+SINGLE = np.dtype(np.float32)
+
+
+def _converted_type(name: str, x: Any, source: np.dtype, target: np.dtype) -> ArrayType:
+    if x.dtype != source:
+        raise DTypeError(f"{name}: found {x.dtype}, expected {source}")
+    return ArrayType(x.shape, target)
+
+
+def _to_bits(x: np.ndarray) -> np.ndarray:
+    x = np.asarray(x, SINGLE)
+    bits = rounded(x, "bfloat16").view(np.uint32) >> np.uint32(16)
+    return np.where(np.isnan(x), bits | np.uint32(0x40), bits).astype(BITS)
+
+
+def from_bits(x: np.ndarray) -> np.ndarray:
+    """bfloat16 bits as float32 numbers."""
+    return (x.astype(np.uint32) << np.uint32(16)).view(SINGLE)
+
+
+to_bfloat16_p = Primitive(
+    "to_bfloat16",
+    lambda x: _converted_type("to_bfloat16", x, SINGLE, BITS),
+    _to_bits,
+    expression="bfloat16_bits(a)",
+)
+"""(x): float32 rounded to the nearest bfloat16, ties to even, as its bits."""
+
+from_bfloat16_p = Primitive(
+    "from_bfloat16",
+    lambda x: _converted_type("from_bfloat16", x, BITS, SINGLE),
+    from_bits,
+    expression="bfloat16_value(a)",
+    traits=(Trait.WIDENING,),
+)
+"""(x): bfloat16 bits as float32 numbers, exactly."""
+
+
+bfloat16_rest_p = Primitive(
+    "bfloat16_rest",
+    lambda x, bits: _converted_type("bfloat16_rest", x, SINGLE, SINGLE),
+    lambda x, bits: np.subtract(x, from_bits(bits), dtype=SINGLE),
+    expression="a - bfloat16_value(b)",
+)
+"""(x, bits): float32 numbers minus what they are as bfloat16, exactly."""
+
+
+def as_float32(name: str, x: Any) -> ArrayType:
+    """The type of an array of bfloat16 bits after its conversion to float32.
+
+    Raises:
+        DTypeError: it has another type; `name` names the operation.
+    """
+    return _converted_type(name, x, BITS, SINGLE)
+
+
+def _as_float32(x: Any) -> ArrayType:
+    return as_float32("matmul_bfloat16", x)
+
+
+matmul_bfloat16_p = Primitive(
+    "matmul_bfloat16",
+    lambda a, b, **params: matmul_p.shape(_as_float32(a), _as_float32(b), **params),
+    lambda a, b, **params: matmul_p.reference(from_bits(a), from_bits(b), **params),
+    flops=lambda a, b, **params: matmul_p.cost([_as_float32(a), _as_float32(b)], params).flops,
+    traits=(Trait.MATMUL,),
+    axes=matmul_p.axes,
+)
+"""(a, b; transpose_a, transpose_b, precision): the float32 product of bfloat16 matrices. precision is "bfloat16"."""
 
 
 def _convolution(of: Primitive, pixels: bool, axes: tuple[str, str, str], operand_format: str) -> Primitive:

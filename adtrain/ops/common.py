@@ -14,13 +14,12 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from adtrain.core.array import Value, array
+from adtrain.core.array import NUMBERS, TracedNumber, Value, array
 from adtrain.core.axes import aligned, reshaped, without
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
 from adtrain.core.options import InConfig, shown
 from adtrain.core.primitive import Primitive, Trait, VjpRule, no_flops
 from adtrain.core.trace import bind
-from adtrain.core.traced_number import NUMBERS, TracedNumber
 from adtrain.core.types import ArrayType, Shape
 from adtrain.option_types import ClassWeights
 

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.core.array import Value
+from adtrain.core.array import NUMBERS, Value
 from adtrain.core.errors import DTypeError, OptionError
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
-from adtrain.core.traced_number import NUMBERS
 from adtrain.core.types import ArrayType, checked_number
 from adtrain.ops.common import (
     ArrayLike,

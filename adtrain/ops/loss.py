@@ -11,10 +11,9 @@ from typing import Any, Literal
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, ShapeError
 from adtrain.core.options import checked_options
-from adtrain.ops.activation import softplus
 from adtrain.ops.common import ArrayLike, BalancedFactors, ClassFactors, as_value, broadcast_shapes, promote, reshape
 from adtrain.ops.compare import less, not_equal, where
-from adtrain.ops.elementwise import abs, astype, square
+from adtrain.ops.elementwise import abs, astype, softplus, square
 from adtrain.ops.index import embedding, pick
 from adtrain.ops.reduce import log_softmax, mean, sum
 from adtrain.option_types import Fraction, Positive

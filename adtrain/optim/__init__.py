@@ -10,12 +10,23 @@ Typical use:
 from __future__ import annotations
 
 from adtrain.optim import schedules
-from adtrain.optim.averages import AVERAGES, EMA, Average, Lookahead
 from adtrain.optim.elementwise import SGD, Adam, AdamW, Lion, RMSprop
 from adtrain.optim.groups import NO_DECAY, Group, Grouped, grouped
 from adtrain.optim.lbfgs import LBFGS, Sequence
 from adtrain.optim.muon import Muon
-from adtrain.optim.optimizer import ACCEPTED, LOSS, STOPPED, Optimizer, OptState, clip_by_norm, clip_by_value
+from adtrain.optim.optimizer import (
+    ACCEPTED,
+    AVERAGES,
+    EMA,
+    LOSS,
+    STOPPED,
+    Average,
+    Lookahead,
+    Optimizer,
+    OptState,
+    clip_by_norm,
+    clip_by_value,
+)
 from adtrain.optim.schedules import SCHEDULES, Plateau, Schedule, plateau_of
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

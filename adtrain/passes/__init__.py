@@ -6,19 +6,16 @@ from collections.abc import Sequence
 from functools import partial
 
 from adtrain.core.backend import backend
-from adtrain.core.per_member import by_member
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Results, keeps
-from adtrain.passes.flatten_rows import flatten_rows
+from adtrain.core.views import by_member
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fusion import fuse_loops, fuse_product
-from adtrain.passes.order import place_collectives, readers_first
-from adtrain.passes.place_views import place_views
-from adtrain.passes.plan_memory import MemoryPlan, plan_memory
-from adtrain.passes.products import fold_transposes, sink_reshapes
+from adtrain.passes.order import optimize_regions, place_collectives, readers_first
+from adtrain.passes.plan_memory import MemoryPlan, place_views, plan_memory
+from adtrain.passes.products import flatten_rows, fold_transposes, sink_reshapes
 from adtrain.passes.recompute import keep_derivatives
-from adtrain.passes.regions import optimize_regions
 from adtrain.passes.simplify import (
     fold_collectives,
     fold_constants,

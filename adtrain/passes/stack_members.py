@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from adtrain.core.per_member import split_members_p, stack_members_p
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable, renamed
 from adtrain.core.staging import Pass, Results, StagingTrace, keeps
 from adtrain.core.trace import at, base_trace, bind
+from adtrain.core.views import split_members_p, stack_members_p
 from adtrain.core.vmap import batching_rule
 
 

@@ -73,7 +73,7 @@ class Drawing:
         self.shapes.append(Shape("text", kind, position, text=text))
 
     def svg(self) -> Markup:
-        return macro("plot.html.j2", "svg")(self)
+        return macro("plot.svg.j2", "in_page")(self)
 
 
 class Plot(Drawing):

@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from adtrain.config.equation_terms import Equations
 from adtrain.config.plugged import NONE, Trust
+from adtrain.config.specs import Equations
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import Images, Split

@@ -19,8 +19,7 @@ from adtrain.core.vmap import vmap
 from adtrain.files import write_atomic
 from adtrain.passes import ALL
 from adtrain.sweeps.folder import RESULTS, RUNS, SweepFolder
-from adtrain.sweeps.inputs import WaveInputs
-from adtrain.sweeps.members import Group
+from adtrain.sweeps.members import Group, WaveInputs
 from adtrain.sweeps.records import MemberResult, SweepResults
 from adtrain.sweeps.session import Session, rungs_of
 from adtrain.sweeps.step import with_targets

@@ -15,7 +15,7 @@ from adtrain import config
 from adtrain.config import Config, records
 from adtrain.config.names import SWEEP_CONFIG
 from adtrain.config.plugged import NONE, Trust
-from adtrain.config.values import Total
+from adtrain.config.records import Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import make_folder, remove_temporaries, unwritable, write_atomic

@@ -18,9 +18,9 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config import Config
-from adtrain.config.differences import rounded_text
 from adtrain.config.plugged import Trust
 from adtrain.config.problems import found
+from adtrain.config.records import rounded_text
 from adtrain.core import timeline, tree
 from adtrain.core.array import Array, Placeholder, array, from_numpy
 from adtrain.core.backend import backend

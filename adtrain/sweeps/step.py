@@ -13,11 +13,10 @@ import numpy as np
 
 from adtrain import nn, ops
 from adtrain.core import tree
-from adtrain.core.array import Value, array
-from adtrain.core.per_member import per_member
+from adtrain.core.array import TracedNumber, Value, array
 from adtrain.core.staging import Staged, stage
 from adtrain.core.trace import scope
-from adtrain.core.traced_number import TracedNumber
+from adtrain.core.views import per_member
 from adtrain.passes import ALL_BY_MEMBER
 from adtrain.training.experiment import TOTALS, Experiment
 from adtrain.training.network import Network

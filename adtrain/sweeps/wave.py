@@ -12,15 +12,15 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from adtrain.core import aligned, tree
+from adtrain.core import tree
 from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError
+from adtrain.core.memory import empty_aligned
 from adtrain.curvature import is_of_loss
 from adtrain.data import Split
 from adtrain.metrics import Metric, MetricValue
-from adtrain.sweeps.inputs import EpochInputs, WaveInputs
-from adtrain.sweeps.members import Group, Member
+from adtrain.sweeps.members import EpochInputs, Group, Member, WaveInputs
 from adtrain.sweeps.records import MemberEpoch, OnTest
 from adtrain.sweeps.step import Tally, empty_tally, zero_member_totals
 from adtrain.training.evaluation import batch_size_of, mean_loss, metrics_of_loss, metrics_on
@@ -211,7 +211,7 @@ class WaveTraining:
     def _initial_state(self) -> TrainState:
         """The initial states of all members, on the host. Those of one seed are drawn once."""
         count, types = len(self.members), self.experiment.state_types
-        state: TrainState = tree.map(lambda x: aligned.empty((count, *x.shape), x.dtype), types)
+        state: TrainState = tree.map(lambda x: empty_aligned((count, *x.shape), x.dtype), types)
         rows: dict[tuple[int, str | None], int] = {}
         for i, experiment in enumerate(self.inputs.experiments):
             training = experiment.config.training

@@ -1,20 +1,37 @@
-"""The templates of all HTML pages (Jinja2, `*.html.j2`), their style sheets, and the templates of exported C.
+"""The templates of all HTML pages (Jinja2, with their CSS and JavaScript), of pictures (SVG), and of exported C.
 
-A page extends `page.html.j2`. Values are escaped; HTML is of the type `markupsafe.Markup`.
+A page extends `page.html.j2`, and says when and by which command it was made. Values are escaped; HTML is of the type
+`markupsafe.Markup`.
 """
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from adtrain.invocation import invocation
 from adtrain.text import visible
+
+
+class Invocation(NamedTuple):
+    """A time in UTC as ISO 8601, and a command line."""
+
+    date: str
+    command: str
+
+
+def invocation() -> Invocation:
+    """The time of this call, and the command line of this process."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
 
 
 @cache

@@ -18,7 +18,7 @@ from adtrain import config
 from adtrain.config import Config
 from adtrain.config.plugged import Loader, keep
 from adtrain.config.problems import found
-from adtrain.config.values import Seed, Sha256
+from adtrain.config.records import Seed, Sha256
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import AdtrainError

@@ -29,9 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.assets import asset_path
 from adtrain.cache import digest, open_cache
-from adtrain.config.family import Spec
+from adtrain.config.specs import Spec
 from adtrain.core.array import Array, array
 from adtrain.core.errors import AdtrainError
 from adtrain.core.primitive import PRIMITIVES, Primitive
@@ -39,6 +38,7 @@ from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.static_key import lasting_text
 from adtrain.core.tree import TreeDef, of_fields
 from adtrain.core.types import ArrayType
+from adtrain.files import asset_path
 
 LONG = 40
 """Characters from which on a text is written once, and then by its number."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import BestBy, Bool, Duration, Measured, Total
+from adtrain.config.records import BestBy, Bool, Duration, Measured, Total
 from adtrain.files import append_line, locked_by, read_file, unwritable
 from adtrain.option_types import Size
 from adtrain.training.scores import Score

@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from adtrain.config import records
-from adtrain.config.values import Measured
+from adtrain.config.records import Measured
 from adtrain.data.errors import printable
 from adtrain.metrics import AMOUNT, SCALES, ByClass, Scale
 from adtrain.option_types import Probability

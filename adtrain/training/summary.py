@@ -13,12 +13,11 @@ import numpy as np
 from adtrain import nn
 from adtrain.config import records
 from adtrain.config.document import Data
-from adtrain.config.values import BestBy, Duration, Measured, Precision, Seed, Total
+from adtrain.config.records import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
-from adtrain.metrics import ByClass
+from adtrain.metrics import ByClass, percentiles
 from adtrain.option_types import Probability, Size
-from adtrain.percentiles import percentiles
 from adtrain.training.costs import planned_peak, step_flops
 from adtrain.training.equations import coefficients_of
 from adtrain.training.experiment import Experiment, Mode

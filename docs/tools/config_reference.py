@@ -16,8 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from adtrain.config import document, specs
-from adtrain.config.equation_terms import Equations, Term
-from adtrain.config.family import Spec
+from adtrain.config.specs import Equations, Spec, Term
 from adtrain.core.options import is_option, words
 from adtrain.nn.init import INITIALIZERS, whitening
 

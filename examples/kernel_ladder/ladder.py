@@ -23,8 +23,8 @@ import numpy as np
 
 from adtrain.backends.cpu.compiler import find_compiler
 from adtrain.backends.cuda import compiler
-from adtrain.bench.timing import roofline
-from adtrain.bench.timing.sampling import measure
+from adtrain.bench import machine
+from adtrain.bench.sampling import measure
 from adtrain.cache import open_cache
 from adtrain.core.backend import backend
 from adtrain.core.errors import DeviceError
@@ -200,7 +200,7 @@ def steps(name: str, device: str, sizes: Mapping[str, int]) -> Iterator[tuple[Pa
         yield path, step, partial(error, step, expected)
 
 
-def table(name: str, device: str, peak: roofline.Roofline) -> Iterator[str]:
+def table(name: str, device: str, peak: machine.Roofline) -> Iterator[str]:
     """A line for each step."""
     sizes = PROBLEMS[name].sizes[device]
     flops, moved = PROBLEMS[name].work(*sizes.values())
@@ -230,7 +230,7 @@ def main(names: tuple[str, ...], device: str | None) -> None:
         except DeviceError as missing:
             click.echo(f"{missing}: only the steps for the CPU run")
     try:
-        peaks = {found: roofline.known_or_measured(found, click.echo) for found in devices}
+        peaks = {found: machine.known_or_measured(found, click.echo) for found in devices}
     except DeviceError as missing:
         raise click.UsageError(str(missing)) from None
     for found, peak in peaks.items():

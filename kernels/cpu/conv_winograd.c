@@ -8,7 +8,7 @@
    Patches, products and transformed weights are arrays [position][tile or channel][channel], of whole vectors. Right
    operands of products are packed in panels as tile.h reads them. */
 
-#include "winograd_tiles.h"
+#include "winograd.h"
 
 /* The elements from one position to the next of the weight gradient's sums: an odd number of vectors. */
 static int64_t sums_step(const Sizes *s, const Layer *l) { return l->channels * s->out + LANES; }

@@ -14,7 +14,7 @@
    gradient has the products [position][channel][out channel], each a sum over the tiles of the block; they are
    transformed, and then summed over blocks of images in their order. So results do not depend on the threads. */
 
-#include "winograd_tiles.h"
+#include "winograd.h"
 
 /* A layer and its images: `tiles` is the number of tiles of a block. */
 typedef struct {

@@ -17,7 +17,7 @@ import atheris
 with atheris.instrument_imports(include=["adtrain.config", "yaml"]):
     from adtrain import config
 
-from adtrain.assets import asset_path
+from adtrain.files import asset_path
 
 LIMITS = ["-max_len=4096", "-timeout=20", "-rss_limit_mb=1024"]
 

@@ -18,11 +18,20 @@ from adtrain.backends.cpu import compiler
 from adtrain.backends.cpu.codegen import Generated, generate, workspace
 from adtrain.backends.cpu.numpy_program import NumpyProgram
 from adtrain.backends.cpu.threads import TeamSize, require_threads, usable
-from adtrain.core import aligned, communicator, poison
-from adtrain.core.aligned import address
+from adtrain.core import communicator
 from adtrain.core.backend import KernelRun, Memory
 from adtrain.core.communicator import Communicator
 from adtrain.core.errors import OutOfMemory, ShapeError
+from adtrain.core.memory import (
+    GUARD,
+    POISON,
+    OutOfBounds,
+    address,
+    copy_aligned,
+    empty_aligned,
+    is_aligned,
+    is_poisoned,
+)
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.timeline import during
@@ -119,7 +128,7 @@ class CompiledProgram:
 
     def __init__(self, program: Program, lowered: Lowered | None = None) -> None:
         self.program = program
-        self.guard = poison.GUARD if poison.active() else 0
+        self.guard = GUARD if is_poisoned() else 0
         self.lowered = lowered or _lower(program, self.guard)
         self.plan, generated = self.lowered
         self.checked = generated.checked
@@ -142,7 +151,7 @@ class CompiledProgram:
         self.arena = _pages(self.plan.arena_bytes)
         self.scratch = _pages(generated.scratch * threads)
         self.seconds = np.empty(len(program.equations))
-        self.constants = [aligned.copy(x.numpy()) for x in program.constants.values()]
+        self.constants = [copy_aligned(x.numpy()) for x in program.constants.values()]
         inputs, self.first_output = len(program.inputs), len(program.inputs) + len(self.constants)
         self.first_part = self.first_output + len(program.outputs)
         self.part_places = self.plan.part_places
@@ -185,12 +194,12 @@ class CompiledProgram:
             # view, must not see the array change.
             ours = known[i] is buffers[i]
             shared = getrefcount(buffers[i]) > 2 + ours or _viewed(buffers[i])
-            if shared or not (ours or (_owned(buffers[i]) and aligned.is_aligned(buffers[i]))):
-                buffers[i] = aligned.copy(buffers[i])
+            if shared or not (ours or (_owned(buffers[i]) and is_aligned(buffers[i]))):
+                buffers[i] = copy_aligned(buffers[i])
         for i, buffer in enumerate(buffers):
             if known[i] is not buffer:
                 if not buffer.flags.c_contiguous:
-                    buffers[i] = buffer = aligned.copy(buffer)
+                    buffers[i] = buffer = copy_aligned(buffer)
                 known[i] = buffer
                 io[i] = address(buffer)
         fresh, allocated = {}, {}
@@ -222,7 +231,7 @@ class CompiledProgram:
         if self.guard:
             self._check_guards(allocated)
         results = [
-            aligned.copy(buffers[at]) if where == "input" and at in self.in_slots else sources[where][at]
+            copy_aligned(buffers[at]) if where == "input" and at in self.in_slots else sources[where][at]
             for where, at, _ in self.results
         ]
         for i, (_, _, shape) in enumerate(self.results):
@@ -273,8 +282,8 @@ class CompiledProgram:
                     memory, start = (self.arena, at) if where == "arena" else (outputs[at], self.guard)
                     end = start + v.nbytes
                     zones = memory[start - self.guard : start], memory[end : end + self.guard]
-                    if any((zone != poison.BYTE).any() for zone in zones):
-                        raise poison.OutOfBounds(e.name)
+                    if any((zone != POISON).any() for zone in zones):
+                        raise OutOfBounds(e.name)
 
     def _index_error(self, equation: Equation, buffers: list[np.ndarray]) -> ShapeError:
         place = f" (in {equation.scope})" if equation.scope else ""
@@ -331,7 +340,7 @@ def _viewed(buffer: np.ndarray) -> bool:
 def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.ndarray, np.ndarray]:
     """Memory for an array with `guard` bytes before and after it: all of it as bytes, and the array."""
     if not guard:
-        memory = aligned.empty(shape, dtype)
+        memory = empty_aligned(shape, dtype)
         return memory, memory
     size = math.prod(shape) * dtype.itemsize
     memory = _pages(size + 2 * guard)
@@ -341,7 +350,7 @@ def _guarded(shape: tuple[int, ...], dtype: np.dtype, guard: int) -> tuple[np.nd
 def _pages(size: int) -> np.ndarray:
     """`size` bytes, aligned to a page. Raises OutOfMemory."""
     try:
-        memory = np.full(size + PAGE, poison.BYTE, np.uint8) if poison.active() else np.empty(size + PAGE, np.uint8)
+        memory = np.full(size + PAGE, POISON, np.uint8) if is_poisoned() else np.empty(size + PAGE, np.uint8)
     except MemoryError as error:
         raise OutOfMemory(f"not enough memory for the values of a compiled program; {error}") from None
     start = -address(memory) % PAGE

@@ -28,15 +28,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.threads import check_setting
-from adtrain.cache import Cache, digest, open_cache, process_cache, reason
+from adtrain.cache import Cache, Includes, digest, open_cache, process_cache, reason, search_folders
 from adtrain.codegen.elementwise import c_type
 from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import report_status
-from adtrain.files import write_atomic
-from adtrain.includes import Includes, search_folders
+from adtrain.files import asset_path, write_atomic
 
 NAMES = ("cc", "gcc", "clang")
 # NaN and infinities behave as in NumPy. Only errno and floating-point traps, which Python never sees, are given up.

@@ -19,9 +19,10 @@ from adtrain.backends.cpu.compiled_program import CompiledProgram, Lowered
 from adtrain.backends.cpu.compiler import CompilerError
 from adtrain.backends.cpu.fusions import cpu_fusions, kernels
 from adtrain.backends.cpu.numpy_program import NumpyProgram, as_declared
-from adtrain.core import communicator, dlpack, poison
+from adtrain.core import communicator, dlpack
 from adtrain.core.backend import Executable, Memory
 from adtrain.core.errors import OutOfMemory
+from adtrain.core.memory import is_poisoned
 from adtrain.core.primitive import Primitive
 from adtrain.core.program import Equation, Program, body_of
 from adtrain.core.types import ArrayType
@@ -72,7 +73,7 @@ class CpuBackend:
         """
         ranks = communicator.current()
         shared = f"rank {ranks.rank} of {ranks.size}" if ranks.shares_memory else ""
-        return None if poison.active() or fusions_of_users("cpu") else shared
+        return None if is_poisoned() or fusions_of_users("cpu") else shared
 
     def compile(self, program: Program, lowered: Lowered | None = None) -> Executable:
         if lowered is None and (lacking := _without_kernel(program)):

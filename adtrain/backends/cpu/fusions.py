@@ -17,7 +17,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, LOOPS, PRODUCT, Equation, Program, Variable, arguments_of, body_of
 from adtrain.core.staging import Pass
 from adtrain.passes import SIMPLIFY
-from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fusion import (
@@ -32,7 +31,7 @@ from adtrain.passes.fusion import (
 )
 from adtrain.passes.groups import Groups
 from adtrain.passes.order import readers_first
-from adtrain.passes.products import fold_transposes, merge_added_products
+from adtrain.passes.products import flatten_rows, fold_transposes, merge_added_products
 from adtrain.passes.recompute import keep_derivatives, recompute
 from adtrain.passes.simplify import remove_dead_code
 from adtrain.passes.stack_members import stack_all_members

@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.compiler import find_compiler, processor
-from adtrain.cache import digest, open_cache
-from adtrain.includes import Includes
+from adtrain.cache import Includes, digest, open_cache
+from adtrain.files import asset_path
 
 LABEL = "naive loop, 1 thread"
 OPTIMIZATION = "-O2"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from adtrain.backends.cuda.codegen.product import GROUPED_BFLOAT16
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
 from adtrain.backends.cuda.forms.peer_exchanges import PEER_EXCHANGES
 from adtrain.backends.cuda.forms.streamed_layer import streamed_equations, update_and_product

@@ -1,35 +1,135 @@
 """CUDA C++ to cubins by NVRTC, cached by source, included headers, options, version and architecture.
 
-Nothing here needs a GPU.
+Threads take the largest source that waits, and let a process compile it. If a process fails, this one compiles its
+source. Nothing here needs a GPU.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
+import heapq
+import itertools
 import logging
 import os
+import pickle
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread, main_thread
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from adtrain import includes
-from adtrain.assets import asset_path
-from adtrain.backends.cuda.compile_workers import CompileProcesses, CompileQueue
-from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError
-from adtrain.cache import digest, open_cache
+from adtrain.backends.cuda import nvrtc
+from adtrain.backends.cuda.nvrtc import Nvrtc, NvrtcError, Request
+from adtrain.cache import Includes, digest, included_names, open_cache
+from adtrain.child_process import end, started
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.errors import AdtrainError, DeviceError, DeviceFault, OutOfMemory
 from adtrain.core.kernel import MemoryLayout
 from adtrain.core.timeline import report_status
-from adtrain.includes import Includes
+from adtrain.files import asset_path
+
+MAX_PROCESSES = 16
+"""Maximum processes that compile, this one included."""
+
+
+class CompileQueue:
+    """Runs functions in as many threads as there are processors. A thread ends when no function waits."""
+
+    def __init__(self) -> None:
+        self.most = os.cpu_count() or 1
+        self.lock, self.numbers = Lock(), itertools.count()
+        self.waiting: list[tuple[int, int, Future[None], Callable[[], None]]] = []
+        self.threads = 0
+
+    def submit(self, size: int, function: Callable[[], None]) -> Future[None]:
+        """Call a function when a thread is free. Functions of larger `size` come first."""
+        future = Future[None]()
+        with self.lock:
+            heapq.heappush(self.waiting, (-size, next(self.numbers), future, function))
+            if start := self.threads < self.most:
+                self.threads += 1
+        if start:
+            Thread(target=self._run).start()
+        return future
+
+    def _run(self) -> None:
+        # At the end of the process the main thread ends first; then the results are not needed.
+        while main_thread().is_alive():
+            with self.lock:
+                if not self.waiting:
+                    self.threads -= 1
+                    return
+                *_, future, function = heapq.heappop(self.waiting)
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+
+class CompileProcesses:
+    """Up to one process for each processor. One is started when a source comes while all others compile."""
+
+    def __init__(self, library: Nvrtc) -> None:
+        self.library = library
+        self.max_started = min(os.cpu_count() or 1, MAX_PROCESSES) - 1
+        self.here, self.lock = Lock(), Lock()
+        self.idle: list[subprocess.Popen[bytes]] = []
+        self.started = 0
+        atexit.register(self.close)
+
+    def compile(self, request: Request) -> tuple[bytes | None, str]:
+        """`Nvrtc.compile`, in this process if it is idle, otherwise in another one.
+
+        It waits for this process if no other one can be used.
+        """
+        if self.here.acquire(blocking=False):
+            try:
+                return self.library.compile(*request)
+            finally:
+                self.here.release()
+        process = self._take()
+        if process is not None:
+            with suppress(OSError, EOFError, pickle.UnpicklingError):
+                assert process.stdin is not None
+                assert process.stdout is not None
+                pickle.dump(request, process.stdin)
+                process.stdin.flush()
+                found: tuple[bytes | None, str] = pickle.load(process.stdout)
+                with self.lock:
+                    self.idle.append(process)
+                return found
+            end(process)
+        with self.here:
+            return self.library.compile(*request)
+
+    def _take(self) -> subprocess.Popen[bytes] | None:
+        """An idle process, or a new one; None if all are busy and no more can be started."""
+        with self.lock:
+            if self.idle:
+                return self.idle.pop()
+            if self.started >= self.max_started:
+                return None
+            self.started += 1
+        # Without the module `site`, because only the standard library is imported.
+        try:
+            return started([sys.executable, "-I", "-S", nvrtc.__file__, self.library.path])
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        """End the processes that are idle."""
+        with self.lock:
+            ending, self.idle = self.idle, []
+        end(*ending)
+
 
 KERNEL = re.compile(r"^KERNEL(?=(?:\s+(?:__\w+__\((?:[^()]|\([^()]*\))*\)|[A-Z_]+))*\s+(\w+)\()", re.MULTILINE)
 """The word KERNEL of a kernel's definition. Launch bounds, macros and the name follow; the group is the name."""
@@ -205,7 +305,7 @@ def included(source: Source) -> list[tuple[str, str]]:
     if (folder := _users_folder(source)) is not None:
         texts += [path.read_text(errors="replace") for path in Includes().files(source.text, folder)]
     while texts:
-        for name in includes.names(texts.pop()):
+        for name in included_names(texts.pop()):
             if name in headers and name not in found:
                 found[name] = headers[name]
                 texts.append(headers[name])

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from adtrain.backends.cuda.channels_last import channels_last
-from adtrain.backends.cuda.choose_precision import choose_precision
+from adtrain.backends.cuda.forms import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
-from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion, GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
-from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
+from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments, split_reductions
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import LongRowsFusion, RowFusedFusion
@@ -25,21 +24,25 @@ from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProd
 from adtrain.backends.cuda.forms.tiled_product import tile_weights
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
+from adtrain.backends.cuda.product_precision import choose_precision, store_bfloat16
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
-from adtrain.backends.cuda.split_reductions import split_reductions
-from adtrain.backends.cuda.store_bfloat16 import store_bfloat16
 from adtrain.core.batching_rules import loop
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import PRODUCT, Equation, Program
 from adtrain.core.staging import Pass, Results, keeps
 from adtrain.core.vmap import batching_rule
-from adtrain.passes.flatten_rows import flatten_rows
 from adtrain.passes.fuse_map_reduce import fuse_map_reduce
 from adtrain.passes.fuse_maxpool_gradients import fuse_maxpool_gradients
 from adtrain.passes.fusion import FusionPass, fuse_loops, fuse_product, fusions_of_users, is_loops
 from adtrain.passes.order import readers_first
-from adtrain.passes.products import add_before_products, fold_transposes, merge_added_products, sink_reshapes
+from adtrain.passes.products import (
+    add_before_products,
+    flatten_rows,
+    fold_transposes,
+    merge_added_products,
+    sink_reshapes,
+)
 from adtrain.passes.recompute import keep_derivatives, recompute
 from adtrain.passes.simplify import remove_dead_code
 from adtrain.passes.stack_members import stack_members

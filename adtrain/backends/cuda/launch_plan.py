@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.loops import Epilogue, factors_of, loops
 from adtrain.backends.cuda.codegen.part import OPTIONS, Kernel
-from adtrain.backends.cuda.codegen.product import Epilogue, factors_of
 from adtrain.backends.cuda.compiler import Source, file_source, of_kernel
 from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.codegen.elementwise import c_type

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import adtrain.lowering.cuda  # noqa: F401  registers the kernels
 from adtrain.backends.cuda import forms
 from adtrain.backends.cuda.codegen.part import Kernel, for_members
-from adtrain.backends.cuda.forms.form import kernel_form, no_kernel
+from adtrain.backends.cuda.forms import kernel_form, no_kernel
 from adtrain.backends.cuda.forms.horizontal import horizontal, is_product
 from adtrain.backends.cuda.forms.row_fused import rows_alone
 from adtrain.backends.cuda.launch_plan import LaunchPlan, Plan, generated_plan, kernel_plans, loops_plan, product_plans

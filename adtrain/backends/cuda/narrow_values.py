@@ -25,8 +25,8 @@ from functools import cached_property
 
 import numpy as np
 
+from adtrain.backends.cuda.forms import kernel_form
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, sums_columns
-from adtrain.backends.cuda.forms.form import kernel_form
 from adtrain.backends.cuda.forms.product import CONVOLUTION
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS
 from adtrain.backends.cuda.forms.reduction import REDUCTION, reduces

@@ -16,19 +16,32 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.cells import NAMES, duration, factor, milliseconds, of_peak
+from adtrain.bench import page
 from adtrain.bench.explain.causes import CAUSES, Finding, Observed, Operation, find
 from adtrain.bench.explain.measure import Measured, evaluation_ms, nearly_fused, observe, tried
-from adtrain.bench.page import charts
+from adtrain.bench.machine import busy_cores, is_busy, known_or_measured
 from adtrain.bench.result import Result
-from adtrain.bench.timing.machine import busy_cores, is_busy
-from adtrain.bench.timing.roofline import known_or_measured
-from adtrain.bench.view import GAP, Column, Note, Part, Picture, Section, Table, Tiles, View
+from adtrain.bench.view import (
+    GAP,
+    NAMES,
+    Column,
+    Note,
+    Part,
+    Picture,
+    Section,
+    Table,
+    Tiles,
+    View,
+    duration,
+    factor,
+    milliseconds,
+    of_peak,
+)
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.invocation import Invocation, invocation
 from adtrain.table import PERCENT, TEXT, CellFormat
+from adtrain.templates import Invocation, invocation
 from adtrain.text import counted, mebibytes, short
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
@@ -235,7 +248,7 @@ def _kind(bound: str) -> str:
 def _picture(steps: Sequence[ExplainedStep]) -> Markup:
     """A bar for each device, each as long as the page: the operations in the order of what binds them."""
     bounds = dict.fromkeys(name for step in steps for name, share in step.bounds.items() if share >= LEAST_SHARE)
-    return charts.rows({f"{x.device}, {duration(x.step_ms)}": charts.stack(_bars(x)) for x in steps}) + charts.keys(
+    return page.rows({f"{x.device}, {duration(x.step_ms)}": page.stack(_bars(x)) for x in steps}) + page.keys(
         [(_kind(name), _legend(name, steps)) for name in bounds]
     )
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from adtrain.bench.cells import duration
-from adtrain.bench.timing.roofline import Rates, Roofline
+from adtrain.bench.machine import Rates, Roofline
+from adtrain.bench.view import duration
 from adtrain.text import counted
 
 NEAR = 0.4

@@ -18,11 +18,10 @@ from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench.machine import Roofline, rates, thread_count
 from adtrain.bench.profile import Key, profile_steps
+from adtrain.bench.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.bench.step import kernels_of
-from adtrain.bench.timing.machine import thread_count
-from adtrain.bench.timing.roofline import Roofline, rates
-from adtrain.bench.timing.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError

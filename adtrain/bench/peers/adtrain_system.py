@@ -18,7 +18,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.autodiff import vjp
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Staged, evaluate, stage
-from adtrain.sweeps.inputs import WaveInputs
+from adtrain.sweeps.members import WaveInputs
 from adtrain.sweeps.step import Settings, empty_tally
 from adtrain.training import Epoch, Observer, TrainState, on_device
 from adtrain.training.step import empty_log, repeated

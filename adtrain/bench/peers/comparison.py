@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from adtrain.bench.cells import Ratio
+from adtrain.bench.machine import Protocol, protocol, thread_count
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.jobs import CHUNK, REPEATS
 from adtrain.bench.peers.systems import ADTRAIN, Choice, Unsupported, WorkerFailed, WorkerProcess, precision_of
-from adtrain.bench.timing.machine import thread_count
-from adtrain.bench.timing.protocol import Protocol, protocol
-from adtrain.bench.timing.sampling import Time, Timing, in_turns, ratio
+from adtrain.bench.sampling import Time, Timing, in_turns, ratio
+from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
 
 Progress = Callable[[str], object]

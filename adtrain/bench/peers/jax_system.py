@@ -16,8 +16,20 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.bench.op_table import OpCase
-from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
-from adtrain.bench.peers.shared import Apply, Arrays, built, clipped, operations, start, unsupported, update
+from adtrain.bench.peers.jobs import (
+    REPEATS,
+    Apply,
+    Arrays,
+    Job,
+    OpRunner,
+    Runner,
+    built,
+    clipped,
+    operations,
+    start,
+    unsupported,
+    update,
+)
 from adtrain.config import Config
 from adtrain.nn.module import pair
 

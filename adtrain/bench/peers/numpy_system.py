@@ -12,8 +12,18 @@ from numpy.lib.stride_tricks import sliding_window_view
 from adtrain import nn, training
 from adtrain.backends.cpu import naive
 from adtrain.bench.op_table import OpCase
-from adtrain.bench.peers.jobs import REPEATS, Job, OpRunner, Runner
-from adtrain.bench.peers.shared import Arrays, clipped, operations, start, unsupported, update
+from adtrain.bench.peers.jobs import (
+    REPEATS,
+    Arrays,
+    Job,
+    OpRunner,
+    Runner,
+    clipped,
+    operations,
+    start,
+    unsupported,
+    update,
+)
 from adtrain.nn.module import pair
 
 Pull: TypeAlias = Callable[[Any], tuple[Any, Arrays]]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from adtrain import nn, optim
-from adtrain.bench.peers.shared import Apply, Arrays, built, unsupported
+from adtrain.bench.peers.jobs import Apply, Arrays, built, unsupported
 from adtrain.config import Config
 from adtrain.nn.module import pair
 from adtrain.ops.hash_grid import PRIMES, grid_levels

@@ -14,8 +14,17 @@ from adtrain import augment, optim
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers import torch_network
 from adtrain.bench.peers.adtrain_system import accuracy
-from adtrain.bench.peers.jobs import REPEATS, Checked, Job, MembersJob, OpRunner, Runner
-from adtrain.bench.peers.shared import Arrays, operations, unsupported
+from adtrain.bench.peers.jobs import (
+    REPEATS,
+    Arrays,
+    Checked,
+    Job,
+    MembersJob,
+    OpRunner,
+    Runner,
+    operations,
+    unsupported,
+)
 from adtrain.bench.peers.systems import Unsupported
 from adtrain.core import tree
 from adtrain.core.array import array

@@ -30,7 +30,7 @@ import numpy as np
 from adtrain import config, training
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.systems import ADTRAIN, Unsupported, made
-from adtrain.bench.timing.sampling import LONG_S
+from adtrain.bench.sampling import LONG_S
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError

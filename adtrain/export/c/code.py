@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from adtrain.assets import asset_path
 from adtrain.codegen.elementwise import c_type, literal
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
+from adtrain.files import asset_path
 from adtrain.passes.plan_memory import Arena
 
 

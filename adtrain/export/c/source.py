@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from adtrain.assets import asset_path
 from adtrain.backends.cpu.compiler import CompilerError, find_compiler
 from adtrain.cache import open_cache
 from adtrain.codegen.elementwise import c_type
@@ -30,7 +29,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.export.c import int8, network
 from adtrain.export.c.code import Part, c_string, needed, numbers
 from adtrain.export.c.network import Interface, TrainingStep, training_step
-from adtrain.files import write_atomic
+from adtrain.files import asset_path, write_atomic
 from adtrain.templates import environment
 from adtrain.text import visible
 from adtrain.training import Experiment, TrainedModel
@@ -105,7 +104,7 @@ def generate(
     content = None if weights is None else weights_file(code.arrays)
     values = _values(path, found, about, content, step)
     values |= {"constants": constants, "features": _features(trained)}
-    source, header = (environment().get_template(f"network.{kind}.j2").render(values) for kind in "ch")
+    source, header = (environment().get_template("network.c.j2").render(values, part=part) for part in "ch")
     return Files(source, header, content, code.bytes, constants, found)
 
 

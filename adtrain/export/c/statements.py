@@ -16,7 +16,7 @@ from adtrain.codegen.elementwise import Axis, axes_of, c_type, merged, place, po
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.export.c.code import Argument, Code, Part, Statement, Struct, number
-from adtrain.lowering import layouts
+from adtrain.lowering import shapes
 from adtrain.lowering.shapes import attention_lengths, contiguous_strides, product_lengths, split_at
 from adtrain.passes.fusion import by_element
 
@@ -93,7 +93,7 @@ def copies(code: Code, e: Equation) -> list[Statement]:
     (y,), types = e.outputs, [v.type for v in e.inputs]
     found = [_fill(e.params["value"], y)] if e.name == "pad" else []
     for i, x in enumerate(e.inputs):
-        layout = getattr(layouts, e.name)(*([i] if e.name == "concatenate" else []), *types, **e.params)
+        layout = getattr(shapes, e.name)(*([i] if e.name == "concatenate" else []), *types, **e.params)
         axes = merged(tuple(layout.lengths), [layout.source_strides, layout.target_strides])
         parameters = [f"{pointer(x, True)}x", f"{pointer(y)}y"]
         line = f"y[{_place(axes, 1)}] = x[{_place(axes)}];"
@@ -164,7 +164,7 @@ def _before(x: Variable, a: str, b: str) -> str:
 def indexed(code: Code, e: Equation) -> list[Statement]:
     """A gather or a scatter. Indices that are not known are checked, except in a training step."""
     (x, indices), (y,) = e.inputs, e.outputs
-    outer, length, inner, count = getattr(layouts, e.name)(x.type, indices.type, **e.params)
+    outer, length, inner, count = getattr(shapes, e.name)(x.type, indices.type, **e.params)
     element = f"[(i0 * {length} + {'indices[i1]' if e.name == 'take' else '*indices++'}) * {inner} + i2]"
     scatters = e.name == "scatter_along_axis"
     line = f"y{element} += *x++;" if scatters else f"*y++ = x{element};"

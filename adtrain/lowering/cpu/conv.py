@@ -15,7 +15,7 @@ CACHE_LINE = 64
 """Bytes to which each part of a function's scratch is rounded up; vectors may read that far past its end."""
 
 STRUCTS = {"CORRELATION_BYTES": 168, "TAP_BYTES": 8, "SPAN_BYTES": 20, "MAX_VECTORS": 4}
-"""Macros of `conv.c`: bytes of structs of `kernels/cpu/correlate.h`; maximum spans of a tile."""
+"""Macros of `conv.c`: bytes of its structs; maximum spans of a tile."""
 CORRELATION, TAP_BYTES, SPAN_BYTES, MAX_VECTORS = STRUCTS.values()
 
 MIN_CHANNELS, MIN_LENGTH = 16, 3

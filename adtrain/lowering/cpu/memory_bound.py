@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from adtrain.core.kernel import CKernel, register
-from adtrain.lowering import layouts
-from adtrain.lowering.layouts import Layout, hash_grid, hash_grid_add
-from adtrain.lowering.shapes import alternating, output_type, split_at
+from adtrain.lowering import shapes
+from adtrain.lowering.shapes import Layout, alternating, hash_grid, hash_grid_add, output_type, split_at
 
 
 def item_and_team(
@@ -67,13 +66,13 @@ def _numbers(layout: Callable[..., Layout]) -> Callable[..., tuple[int, ...]]:
 
 
 def _pad_numbers(x: Any, **params: Any) -> tuple[int | float, ...]:
-    return *copy_numbers(layouts.pad(x, **params)), output_type("pad", x, **params).size, params["value"]
+    return *copy_numbers(shapes.pad(x, **params)), output_type("pad", x, **params).size, params["value"]
 
 
-register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.transpose)))
-register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.flip)))
-register("concatenate", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.concatenate), each=True))
-register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(layouts.slice)))
+register("transpose", "cpu", item_and_team("copy.c", "copy", _numbers(shapes.transpose)))
+register("flip", "cpu", item_and_team("copy.c", "copy", _numbers(shapes.flip)))
+register("concatenate", "cpu", item_and_team("copy.c", "copy", _numbers(shapes.concatenate), each=True))
+register("slice", "cpu", item_and_team("copy.c", "copy", _numbers(shapes.slice)))
 register("pad", "cpu", item_and_team("copy.c", "pad", _pad_numbers))
 
 
@@ -91,23 +90,23 @@ def _scatter_add_scratch(ct: Any, indices: Any, axis: int, length: int) -> int:
     return 8 * (length + 1 + math.prod(indices.shape))
 
 
-register("take", "cpu", _index_kernels("take", layouts.take))
+register("take", "cpu", _index_kernels("take", shapes.take))
 register(
     "scatter_add",
     "cpu",
     (
-        CKernel("index.c", "scatter_add", layouts.scatter_add, _index_dtypes, items=True,
+        CKernel("index.c", "scatter_add", shapes.scatter_add, _index_dtypes, items=True,
                 scratch=_scatter_add_scratch, checked=True),
-        CKernel("index.c", "scatter_add_team", layouts.scatter_add, _index_dtypes, team=True,
+        CKernel("index.c", "scatter_add_team", shapes.scatter_add, _index_dtypes, team=True,
                 scratch=_scatter_add_scratch, checked=True),
     ),
 )  # fmt: skip
-register("take_along_axis", "cpu", _index_kernels("take_along_axis", layouts.take_along_axis))
-register("scatter_along_axis", "cpu", _index_kernels("scatter_along_axis", layouts.scatter_along_axis))
+register("take_along_axis", "cpu", _index_kernels("take_along_axis", shapes.take_along_axis))
+register("scatter_along_axis", "cpu", _index_kernels("scatter_along_axis", shapes.scatter_along_axis))
 register(
     "put_rows",
     "cpu",
-    item_and_team("index.c", "put_rows", layouts.put_rows, lambda x, _, positions, axis: (x.dtype, positions.dtype),
+    item_and_team("index.c", "put_rows", shapes.put_rows, lambda x, _, positions, axis: (x.dtype, positions.dtype),
                   checked=True),
 )  # fmt: skip
 register(

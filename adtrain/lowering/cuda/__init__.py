@@ -3,11 +3,8 @@
 from adtrain.lowering.cuda import (  # noqa: F401
     attention,
     conv,
-    copy,
     gemm,
     indexing,
-    pool,
     recurrent,
     reduce,
-    scan,
 )

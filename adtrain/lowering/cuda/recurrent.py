@@ -1,5 +1,6 @@
-"""Recurrent networks and their gradients: by clusters (`rnn/recurrent.cu`, `rnn/recurrent_grad.cu`), or large ones
-over the grid, with a matrix product by WGMMA in each step (`rnn/grid_recurrent.cu`, `rnn/grid_recurrent_grad.cu`)."""
+"""Recurrent networks and their gradients: by clusters (`rnn/recurrent.cu`), or large ones over the grid, with a matrix
+product by WGMMA in each step (`rnn/grid_recurrent.cu`, `rnn/grid_recurrent_grad.cu`).
+"""
 
 from __future__ import annotations
 
@@ -46,14 +47,14 @@ L2_BYTES_PER_CYCLE, L2_BYTES_PER_CYCLE_GRADIENT = 11, 6
 """Bytes that a multiprocessor reads in a cycle, if it reads its part of the weight in each step. The gradient reads
 columns."""
 EXCHANGE_BYTES = 32
-"""Bytes of the barriers of `Exchange` in `rnn/recurrent.cuh`."""
+"""Bytes of the barriers of `Exchange` in `rnn/recurrent.cu`."""
 MAX_RESIDENT = 2
 """Most candidates with the weight in registers. They differ in the blocks of a cluster or in the rows."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the work is divided; see `rnn/recurrent.cuh`. The fields from `resident` on are its macros."""
+    """How the work is divided; see `rnn/recurrent.cu`. The fields from `resident` on are its macros."""
 
     lengths: RecurrentLengths
     gradient: bool
@@ -155,7 +156,7 @@ def kernel(cell: str, division: Division, types: Sequence[Any], reverse: bool) -
     if gradient:
         macros |= {"BUFFERS": division.buffers, "ALL": int(reads_all_cotangents(cell, types))}
     launch = CudaLaunch(
-        f"rnn/{name}.cu",
+        "rnn/recurrent.cu",
         name,
         (lengths.rows, lengths.length, int(reverse)),
         (types[0].dtype,),

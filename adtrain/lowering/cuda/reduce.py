@@ -1,4 +1,5 @@
-"""Reductions over any axes, normalisation, and softmax: `reduce/reduce.cu`, `norm.cu` and `softmax.cu`.
+"""Reductions over any axes, normalisation, softmax, running sums and pooling: the folders `reduce` and `pool` of
+`kernels/cuda`.
 
 How work is divided follows from shapes alone, so that every GPU computes the same bits.
 """
@@ -7,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target, memory_layout, register
+from adtrain.core.primitive import BFLOAT16, CHANNELS_LAST, PRIMITIVES
+from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.conv.problem import window_macros
 from adtrain.lowering.shapes import alternating, element_types, output_type, split_at
 
 MAX_WARP_ROW, MAX_WARP_ROW_OF_MANY = 1024, 8192
@@ -25,9 +30,9 @@ MIN_ROW_PART, MIN_COLUMN_PART = 8192, 512
 """Minimum of elements of an output in a part, for a block per part."""
 MAX_PARTS = 1024
 VECTOR = 16
-"""Bytes that a thread loads at once."""
+"""Bytes that a thread loads or stores at once."""
 THREADS = 256
-"""Threads per block in reduce/reduce.cu and norm.cu."""
+"""Threads per block in reduce/reduce.cu, norm.cu and cumsum.cu."""
 MIN_UNALIGNED_ROW = 128
 """Minimum of bytes of a row whose unaligned ends a warp reads apart from the vectors between them."""
 MAX_COLUMN_VECTOR = 4
@@ -208,3 +213,112 @@ def softmax(logarithm: bool, target: Target, x: Any, axis: int) -> list[CudaKern
 for _name, _logarithm in (("softmax", False), ("log_softmax", True)):
     register(_name, "cuda", partial(softmax, _logarithm))
     register(f"{_name}_bfloat16", "cuda", partial(softmax, _logarithm))
+
+
+MANY_COLUMNS, MIN_THREAD_PART = 1 << 18, 64
+"""Threads, one per column, that keep the largest GPU busy; minimum of elements in a thread's part."""
+TOTAL_BYTES = 8
+"""Bytes of the sum of a part: double or int64_t."""
+
+
+def cumsum(target: Target, x: Any, axis: int, reverse: bool) -> list[CudaKernel]:
+    """The candidates: a block per row, or a thread per row or column.
+
+    If there are too few of them, each is split into parts, and a first launch computes the sums of the parts.
+    """
+    outer, length, inner = split_at(x.shape, axis)
+    dtypes = (x.dtype, output_type("cumsum", x, axis=axis, reverse=reverse).dtype)
+    rows = inner == 1 and length > WARP  # contiguous, and long enough for a block
+    wanted, min_part = (MIN_BLOCKS, MIN_ROW_PART) if rows else (MANY_COLUMNS, MIN_THREAD_PART)
+    parts = max(1, min(-(-wanted // max(of_one_member(target, x, outer * inner), 1)), length // min_part))
+    part = max(-(-length // parts), 1)
+    parts = -(-length // part)
+    count = outer * inner * parts
+    scratch = memory_layout("SCRATCH", {"SUMS": (TOTAL_BYTES, count)})
+
+    def kernel(sums: str, name: str, **work: Any) -> CudaKernel:
+        numbers = outer, length, inner, reverse, parts, part
+        first = CudaLaunch("reduce/cumsum.cu", sums, numbers, dtypes, layouts=(scratch,), **work)
+        last = replace(first, name=name)
+        return CudaKernel((first, last), scratch) if parts > 1 else CudaKernel((last,), 0)
+
+    columns = kernel("cumsum_column_sums", "cumsum_columns", elements=count)
+    return [kernel("cumsum_sums", "cumsum_block", blocks=count, threads=THREADS), columns] if rows else [columns]
+
+
+register("cumsum", "cuda", cumsum)
+
+
+MAX_CELL, MAX_CELL_LAST = 16, 9
+"""Maximum elements of a window, or of a stride, for which a thread computes several pixels (with channels last)."""
+
+
+class _Images(NamedTuple):
+    """Images as planes of pixels. A pixel has one element, or all channels if they are last."""
+
+    planes: int
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self)
+
+
+def _images(shape: Sequence[int], last: bool) -> _Images:
+    return _Images(*shape) if last else _Images(shape[0] * shape[1], shape[2], shape[3], 1)
+
+
+def _pooling(
+    name: str, last: bool, target: Target, first: Any, *others: Any, windows: Any, shape: Sequence[int] = ()
+) -> list[CudaKernel]:
+    """The rule of pooling, or of its gradient.
+
+    A thread reads the windows of a vector of channels, or of one or two neighbouring outputs; or it writes a cell of
+    the image.
+
+    Args:
+        last: whether channels are last.
+        first, others: an image; a gradient by the pooled image if the name ends in "put"; then positions of maxima for
+            "pick" and for the "put" of a maximum.
+        shape: of the image for "put".
+    """
+    puts = name.endswith("put")
+    positions: Any = others[0] if others else None
+    pooled_type: Any = first if puts else positions
+    if pooled_type is None:
+        primitive = PRIMITIVES["max_pool2d" + (CHANNELS_LAST if last else "")]
+        image = ArrayType(first.shape, element_types(first.dtype)[0])
+        pooled_type, positions = primitive.output_types([image], {"windows": windows})
+    images, pooled = _images(shape if puts else first.shape, last), _images(pooled_type.shape, last)
+    macros = window_macros(windows.kernel, windows.stride, windows.padding)
+    if name.startswith("max") and positions.dtype == np.uint8:
+        macros["BYTE_POSITIONS"] = 1
+    if puts:
+        small = math.prod(windows.stride) <= (MAX_CELL_LAST if last else MAX_CELL)
+        rows, columns = windows.stride if small else (1, 1)
+        if small and not last:
+            wide = VECTOR // element_types(first.dtype)[0].itemsize
+            columns = columns if wide % columns else wide
+        elements = -(-images.size // (rows * columns))
+    else:
+        at_once = 1 if last or math.prod(windows.kernel) > MAX_CELL else math.gcd(pooled.width, 2)
+        macros["AT_ONCE"] = at_once
+        elements = pooled.size // at_once
+    if last:
+        lanes = math.gcd(images.channels, VECTOR // first.dtype.itemsize)
+        macros |= {"CHANNELS": images.channels, "LANES": lanes}
+        elements = -(-elements // lanes)
+    lengths = (*images[:3], *pooled[1:3])  # POOL_NUMBERS
+    return [
+        CudaKernel(
+            (CudaLaunch("pool/pool.cu", name, lengths, element_types(first.dtype), elements, definitions=macros),)
+        )
+    ]
+
+
+for _name in ("max_pool2d", "max_pool2d_pick", "max_pool2d_put", "avg_pool2d", "avg_pool2d_put"):
+    for _arrays in ("", BFLOAT16):
+        register(_name + _arrays, "cuda", partial(_pooling, _name, False))
+        register(_name + CHANNELS_LAST + _arrays, "cuda", partial(_pooling, _name, True))

@@ -10,7 +10,7 @@
 // Macros of both forms: WIDTH (of a head), CAUSAL, MASKED, STARTS and DROPOUT (0 or 1), MANTISSA (common/rounding.cuh).
 #pragma once
 #include "common/collectives.cuh"
-#include "common/philox.cuh"
+#include "common/common.cuh"
 #include "common/rounding.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];

@@ -16,8 +16,8 @@
 // STAGES (tiles in shared memory), DIRECT (0 or 1), and those of attention.cuh.
 #pragma once
 #include "attention/attention.cuh"
-#include "common/cp_async.cuh"
-#include "common/terms.cuh"
+#include "common/common.cuh"
+#include "common/rounding.cuh"
 
 constexpr Half FORMAT = MANTISSA > 7 ? FLOAT16 : BFLOAT16_BITS;
 constexpr int TERMS = MANTISSA > 10 ? 2 : 1, GROUP = 64, SUM_LENGTH = 64;

@@ -2,7 +2,7 @@
 // RowAttention::TILE rows, which are whole sequences, and each of its warps some heads. All loads from device memory are in
 // flight at once. Later products read the arrays again, from the L1 cache.
 //
-// Macros (small.py): SEQUENCE_ROWS: rows of a sequence. HEAD_COUNT, HEAD_WIDTH. CAUSAL_ORDER: 1 with a causal mask. BLOCK_THREADS:
+// Macros (unpacked.py): SEQUENCE_ROWS: rows of a sequence. HEAD_COUNT, HEAD_WIDTH. CAUSAL_ORDER: 1 with a causal mask. BLOCK_THREADS:
 // threads of a block.
 #include "attention/row_attention.cuh"
 

@@ -6,7 +6,7 @@
 // Macros: also QUERY_STAGES of q, KEY_STAGES of k and of v, CONSUMERS = BLOCK_Q / 64, HEAD_GROUP: heads whose tiles are computed at
 // the same time.
 #include "attention/wgmma_scratch.cuh"
-#include "attention/wgmma_softmax.cuh"
+#include "attention/wgmma_attention.cuh"
 
 constexpr int CONSUMERS = BLOCK_Q / 64, CONSUMER_WARPS = 4 * CONSUMERS, THREADS = (CONSUMERS + 1) * WARPGROUP;
 constexpr int Q_BYTES = TILE_BYTES<BLOCK_Q>, K_BYTES = TILE_BYTES<BLOCK_K>;

@@ -5,7 +5,7 @@
 //
 // Macros: also QUERY_UNITS and KEY_UNITS: units of queries, keys and values in a buffer.
 #include "attention/wgmma_pack.cuh"
-#include "attention/wgmma_softmax.cuh"
+#include "attention/wgmma_attention.cuh"
 
 constexpr int PRODUCER_THREADS = 2 * WARPGROUP, THREADS = 2 * PRODUCER_THREADS;
 // A unit: the rows that a producer warpgroup loads at once, UNIT_CHUNKS chunks a thread.

@@ -3,7 +3,7 @@
 // Each takes `t`, the index of this thread among THREADS. Independent equations get indices that are rotated by whole warps, so
 // that small ones run in parallel. Lengths are compile-time constants. The generator writes the functions that access elements.
 #pragma once
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 #include "common/collectives.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];

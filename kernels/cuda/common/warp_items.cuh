@@ -1,7 +1,7 @@
 // Copies 32 neighbouring items between global memory and the registers of a warp, of which each thread has one item. Copies go
 // through shared memory. So lanes access neighbouring addresses, and loads begin before their elements are needed.
 #pragma once
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 

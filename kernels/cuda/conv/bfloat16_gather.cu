@@ -8,7 +8,7 @@
 //
 // More macros: MAPPED: TMA copies the other operand; UNMAPPED: it is gathered. IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x
 // OUTPUT_C: the lengths of x and y. As constants they make divisions fast.
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 #include "conv/bfloat16_conv.cuh"
 
 constexpr int CHUNK = 8, CHUNK_BYTES = 16;                // channels and bytes of a chunk

@@ -8,7 +8,7 @@
 // begin at any of them. K has the taps of the first plane, those of the second one, and so on. A block loads the filters once.
 //
 // More macros: IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x OUTPUT_C: the lengths of x and y. STAGE_BYTES: bytes of a stage.
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 #include "conv/bfloat16_conv.cuh"
 
 constexpr int CHUNK = 8, CHUNK_BYTES = 16;            // channels and bytes of a chunk

@@ -9,7 +9,7 @@
 // FlashAttention-2, 2023).
 #pragma once
 #include "common/epilogue.cuh"
-#include "common/terms.cuh"
+#include "common/rounding.cuh"
 
 // A batch of bytes as operands of mma.sync.m16n8k16 in float16: of the product with the weights (direct), and of the product with
 // the gradient (transposed).

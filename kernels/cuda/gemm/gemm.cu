@@ -1,7 +1,7 @@
 // C = op(A) op(B) by tiles in shared memory, see gemm/gemm.cuh. With split-K (SPLIT) block y computes split y of K and writes
 // partial sums to scratch; gemm/split_k_sum.cu adds them.
 //
-// Macros (BlockGemm in matmul.py): TILE_*, WARP_*, MIN_BLOCKS and MMA_KIND choose the tile. TRANSPOSE_A and TRANSPOSE_B.
+// Macros (BlockGemm in lowering/cuda/gemm): TILE_*, WARP_*, MIN_BLOCKS and MMA_KIND choose the tile. TRANSPOSE_A and TRANSPOSE_B.
 // WIDE_A, WIDE_B, WIDE_C: elements per load of a row of A, of a row of B, and per store of a row of C.
 #include "gemm/gemm.cuh"
 

@@ -6,7 +6,7 @@
 #define LENGTHS m, n, k, splits // a fused equation defines constants here
 #endif
 #include "gemm/gemm_bf16x3.cuh"
-#include "gemm/staged_epilogue.cuh"
+#include "gemm/gemm.cuh"
 
 typedef StagedTile<TILE_M, TILE_N, TILE_BYTES> Tiled;
 

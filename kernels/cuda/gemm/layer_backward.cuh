@@ -9,7 +9,7 @@
 // Tiles of weights are those of gemm/weight_tile.cuh. Two neighbouring columns of the first product of a tile are inputs 4c and
 // 4c + 1, and of the second one 4c + 2 and 4c + 3.
 #pragma once
-#include "common/terms.cuh"
+#include "common/rounding.cuh"
 #include "gemm/weight_tile.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];

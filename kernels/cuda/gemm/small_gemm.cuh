@@ -4,7 +4,7 @@
 // Sliced-K: the warps of a block form SLICES groups. Each takes every SLICES-th K step; a warp computes WM x WN of the BM x BN
 // tile. Shared memory collects the slices' accumulators; after the only barrier they are added in order.
 #pragma once
-#include "gemm/staged_epilogue.cuh"
+#include "gemm/gemm.cuh"
 
 constexpr int K_STEP = 16; // k that a warp takes at a time; a lane holds four neighbours of them
 

@@ -4,7 +4,7 @@
 //
 // Tiles of weights are those of gemm/weight_tile.cuh. gemm/byte_layer.cuh says which numbers of a batch a lane has.
 #pragma once
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 #include "gemm/byte_layer.cuh"
 #include "gemm/weight_tile.cuh"
 

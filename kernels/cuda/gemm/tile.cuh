@@ -10,7 +10,7 @@
 // Panels are stored as [k][m] and [k][n], or K-major as [m][k] and [n][k]. load(T *panel) of a loader starts the copies of the
 // next BK k, with zeros outside the matrix.
 #pragma once
-#include "common/cp_async.cuh"
+#include "common/common.cuh"
 
 constexpr int VECTOR = 16 / sizeof(T); // elements of a 16-byte load
 

@@ -1,7 +1,7 @@
 // C = op(A) op(B) for a batch of many matrices of a few rows and columns: a thread computes a row of C. Neighbouring threads read
 // the same lines of memory, so caches hold what several of them read.
 //
-// Macros (TinyGemm in matmul.py): LENGTH_M, LENGTH_N, LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. STORED: most columns of a store.
+// Macros (tiny_gemm in lowering/cuda/gemm): LENGTH_M, LENGTH_N, LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. STORED: most columns of a store.
 #include "common/epilogue.cuh"
 
 constexpr int WIDE = STORED < Epilogue::WIDEST ? STORED : Epilogue::WIDEST; // columns that a thread stores at a time

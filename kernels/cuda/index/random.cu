@@ -1,5 +1,5 @@
 // Uniform random numbers in [0, 1), four of each Philox block.
-#include "common/philox.cuh"
+#include "common/common.cuh"
 
 // y[states, count] from rng[states, 4].
 KERNEL random_uniform(const uint32_t *rng, T *y, int64_t states, int64_t count, int64_t stream) {

@@ -3,7 +3,7 @@
 // TILE_ROWS rows of the batch are a group. PARTS blocks compute a group, from the first to the last step in one launch, and
 // wait for each other between steps by counters in global memory (sm90/grid_sync.cuh). The operands of a product are weight_hh
 // and what the blocks exchange, states or cotangents. They are in scratch, scaled, split into two float16 terms
-// (common/terms.cuh) and packed: a packed tile has all terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA.
+// (common/rounding.cuh) and packed: a packed tile has all terms of TILE_K elements of each row, in the 128-byte swizzle of WGMMA.
 // It is contiguous, so a bulk copy loads it. One thread of a block copies; two warpgroups multiply, each half of the rows, and
 // compute the formulas from their accumulators.
 //
@@ -16,7 +16,7 @@
 // one tile), OPERAND_TERMS, GRADIENT, WEIGHT_GRAD (rnn/grid_weight_grad.cu follows the gradient), LSTM, GRU, RELU, GATED.
 #pragma once
 #include "common/collectives.cuh"
-#include "common/terms.cuh"
+#include "common/rounding.cuh"
 #include "rnn/cells.cuh"
 #include "sm90/grid_sync.cuh"
 #include "sm90/pipeline.cuh"

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.codegen.elementwise import access, c_type, read, statements
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait

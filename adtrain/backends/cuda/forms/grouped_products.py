@@ -22,14 +22,15 @@ from math import gcd
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
-from adtrain.backends.cuda.codegen.product import (
+from adtrain.backends.cuda.codegen.loops import (
     GROUPED_BFLOAT16,
     Epilogue,
     epilogue,
     epilogue_bytes,
     matmul_of,
 )
+from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.column_sum import (
     COLUMN_SUM,
     TOTAL,
@@ -39,7 +40,6 @@ from adtrain.backends.cuda.forms.column_sum import (
     shares_launch,
     summed_matrix,
 )
-from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, is_product, product_lengths
 from adtrain.core.kernel import HOPPER, WARP, CudaKernel, Target, cuda_kernels
 from adtrain.core.precision import FULL

@@ -17,17 +17,16 @@ from math import gcd, prod
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.loops import loops
+from adtrain.backends.cuda.codegen.loops import epilogue, loops, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, groups_of, kernel
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
+from adtrain.backends.cuda.forms import Form, define, no_kernel
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, column_blocks, column_sum, shares_launch
-from adtrain.backends.cuda.forms.form import Form, define, no_kernel
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, is_small, one_block
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, fuse
-from adtrain.lowering.cuda.gemm.matmul import BlockGemm, block_gemms, member_gemms
+from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, member_gemms
 from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
 
@@ -291,7 +290,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
     lengths = f"n0, n1, {k}" if product.small else f"{m}, {n}, {k}"
     lines = [f"const {name} end = {{{', '.join(pointers)}}};"]
     rows, columns = product.tile.m, product.tile.n
-    staged = rows * (columns * product.itemsize + 16)  # bytes of a `StagedTile` (gemm/staged_epilogue.cuh)
+    staged = rows * (columns * product.itemsize + 16)  # bytes of a `StagedTile` (gemm/gemm.cuh)
     shared = product.shared + staged
     if product.small or not after.inputs or product.threads != threads or shared > target.shared:
         shared = product.shared
@@ -310,7 +309,7 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         lines,
         (a, b, *after.inputs),
         after.outputs,
-        ("common/common.cuh", product.header, "gemm/staged_epilogue.cuh"),
+        ("common/common.cuh", product.header, "gemm/gemm.cuh"),
         definitions=after.text,
         blocks=product.blocks[0],
         shared=shared,

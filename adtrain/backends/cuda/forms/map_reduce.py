@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.codegen.elementwise import c_type
 from adtrain.codegen.map_reduce import STARTS, MapReduce, join, map_reduce, value
 from adtrain.core.kernel import Target

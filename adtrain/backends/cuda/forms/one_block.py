@@ -26,7 +26,7 @@ from adtrain.backends.cuda.codegen.part import (
     kernel,
     part_names,
 )
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.codegen.elementwise import access, c_type
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.primitive import PRIMITIVES, Trait

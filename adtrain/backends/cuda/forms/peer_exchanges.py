@@ -26,7 +26,7 @@ from adtrain.backends.cuda.codegen.part import (
     kernel,
     resident_blocks,
 )
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, blocks_in_launch, join_loops
 from adtrain.backends.cuda.forms.one_block import ONE_BLOCK, names_of, one_block, part_of
 from adtrain.backends.cuda.peer_window import GATHERED_BYTES, SLOT_BYTES, THREADS, macros

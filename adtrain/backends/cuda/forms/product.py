@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from adtrain.backends.cuda.codegen.product import epilogue_bytes, matmul_of
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.codegen.loops import epilogue_bytes, matmul_of
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.primitive import Trait
 from adtrain.core.program import OF_POOLED, PRODUCT, Equation, Variable, body_of, fuse

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf, prod
 
-from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.loops import Epilogue, epilogue_of, flat, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
-from adtrain.backends.cuda.codegen.product import Epilogue, epilogue_of, matmul_of
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.column_sum import (
     BLOCK_COLUMNS,
     COLUMN_SUM,
@@ -26,7 +26,6 @@ from adtrain.backends.cuda.forms.column_sum import (
     sums_columns,
     sums_of,
 )
-from adtrain.backends.cuda.forms.form import Form, define
 from adtrain.backends.cuda.write_channels_last import IMAGES
 from adtrain.core.kernel import CudaKernel, Target, cuda_kernels
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse

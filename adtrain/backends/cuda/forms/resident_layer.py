@@ -15,9 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.loops import flat
+from adtrain.backends.cuda.codegen.loops import epilogue, flat, matmul_of
 from adtrain.backends.cuda.codegen.part import indented
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
 from adtrain.backends.cuda.forms.one_block import IN_ONE_BLOCK
 from adtrain.backends.cuda.forms.row_fused import rowwise
 from adtrain.codegen.elementwise import c_type, statements

@@ -3,7 +3,7 @@
 A cluster of thread blocks computes the steps. The weights of the first layer and their optimizer state stay in shared
 memory (resident). So they are read from device memory once in a launch, not several times in each step. The products
 of the layer are in `kernels/cuda/gemm/resident_layer.cuh`. `resident_layer.py` divides the other equations among the
-blocks, and `resident_places.py` gives their values places in memory.
+blocks, and `codegen/resident.py` gives their values places in memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from adtrain.backends.cuda.codegen.block_rules import overlapped_take
+from adtrain.backends.cuda.codegen.loops import epilogue
 from adtrain.backends.cuda.codegen.part import (
     FIRST_STATEMENT,
     OPTIONS,
@@ -21,11 +22,9 @@ from adtrain.backends.cuda.codegen.part import (
     dispatch,
     indented,
 )
-from adtrain.backends.cuda.codegen.product import epilogue
-from adtrain.backends.cuda.codegen.resident_places import ALIGNMENT, ResidentPlaces, gradient_of
-from adtrain.backends.cuda.codegen.resident_rules import fused, resident_rule
+from adtrain.backends.cuda.codegen.resident import ALIGNMENT, ResidentPlaces, fused, gradient_of, resident_rule
 from adtrain.backends.cuda.compiler import Source
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.one_block import names_of, part_of
 from adtrain.backends.cuda.forms.resident_layer import (
     THREADS,

@@ -16,7 +16,7 @@ from adtrain.backends.cuda.codegen.row_chain import row_chain_kernels
 from adtrain.backends.cuda.codegen.row_chain_layout import ROWS, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import MAX_WIDTH, is_by_row, is_plain, plan_chain, sums_rows, width
 from adtrain.backends.cuda.codegen.thread_items import operations
-from adtrain.backends.cuda.forms.form import LAUNCH_BYTES, Form, define
+from adtrain.backends.cuda.forms import LAUNCH_BYTES, Form, define
 from adtrain.backends.cuda.forms.thread_items import MAX_OPERATIONS, items_of_threads
 from adtrain.core.kernel import TENSOR_CORES, Target
 from adtrain.core.primitive import Trait

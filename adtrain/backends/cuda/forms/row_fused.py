@@ -29,7 +29,7 @@ from adtrain.backends.cuda.codegen.register_rows import (
     register_rows,
     rows_of,
 )
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.one_block import is_small, names_of, part_of
 from adtrain.backends.cuda.forms.thread_items import MIN_ITEMS
 from adtrain.codegen.elementwise import c_type

@@ -16,7 +16,7 @@ from math import prod
 from adtrain.backends.cuda.codegen.block_rules import rule_of
 from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.backends.cuda.codegen.part import Kernel, Names, Part, Step, StepRule, kernel, loop
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
 from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise

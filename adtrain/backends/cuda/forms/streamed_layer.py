@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from adtrain.backends.cuda.codegen.loops import epilogue, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names, resident_blocks
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.resident_layer import (
     FLOAT,
     MAX_BATCH,

@@ -14,7 +14,7 @@ from functools import cached_property
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
 from adtrain.backends.cuda.codegen.register_rows import MANY_THREADS
 from adtrain.backends.cuda.codegen.thread_items import STAGE_BYTES, THREADS, has_rule, operations, thread_items
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.core.axes import Items
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from adtrain.backends.cuda.codegen.loops import epilogue, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel, part_names
-from adtrain.backends.cuda.codegen.product import epilogue, matmul_of
-from adtrain.backends.cuda.forms.form import Form, define
+from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, is_product
 from adtrain.core.axes import whole
 from adtrain.core.errors import DTypeError, ShapeError
@@ -183,7 +183,7 @@ def tiled_product(equation: Equation, target: Target) -> Kernel:
         f"const After after = {{{', '.join(names[v] for v in (*end.inputs, *end.outputs))}}};",
         f"product.run({names[matmul.inputs[0]]}, {{{weights}, (const char *){tiles}}}, after);",
     ]
-    headers, blocks = ("common/epilogue.cuh", "gemm/tiled_product.cuh"), rows // ROWS * splits
+    headers, blocks = ("common/epilogue.cuh", "gemm/tile_products.cuh"), rows // ROWS * splits
     part = Part(lines, body.inputs, body.outputs, headers, end.text, blocks, tiled.shared)
     return kernel("tiled_product", [part], THREADS, "float")
 

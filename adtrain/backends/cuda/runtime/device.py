@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
+from threading import current_thread, get_ident, main_thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,11 +19,10 @@ from cuda.bindings import driver
 from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.launch_plan import WorkSize
-from adtrain.backends.cuda.runtime.errors import checked, out_of_memory, translated
-from adtrain.backends.cuda.runtime.loaded_kernel import LoadedKernel
-from adtrain.core import poison
+from adtrain.backends.cuda.runtime.driver import LoadedKernel, checked, out_of_memory, translated
 from adtrain.core.errors import DeviceError, ShapeError
 from adtrain.core.kernel import Target
+from adtrain.core.memory import GUARD, POISON, is_poisoned
 
 NON_BLOCKING = 1
 """CU_STREAM_NON_BLOCKING: the stream does not synchronize with the default stream, which other libraries may use."""
@@ -32,6 +32,10 @@ UPLOAD_CHUNK = 4 << 20
 
 FLAGS = 1024
 """Number of flags for indices out of range."""
+
+
+HELD, MIN_BYTES = 1, 8
+"""Bytes of the block that a pool always holds, and the least that others allocate, so that they leave it there."""
 
 
 class Buffer:
@@ -57,17 +61,35 @@ class Guarded:
         self.memory, self.size = memory, size
 
     def __int__(self) -> int:
-        return int(self.memory) + poison.GUARD
+        return int(self.memory) + GUARD
 
     @translated()
     def intact(self) -> bool:
         """Whether the zones still hold what they were filled with. The device must have finished."""
-        zone = np.empty(poison.GUARD, np.uint8)
+        zone = np.empty(GUARD, np.uint8)
         for address in (int(self.memory), int(self) + self.size):
             cuda.memcpy_dtoh(zone, address)
-            if (zone != poison.BYTE).any():
+            if (zone != POISON).any():
                 return False
         return True
+
+
+class Reserved:
+    """Memory outside the pool. `int()` is its address.
+
+    PyCUDA frees memory only in the thread that has its context. Another thread, in which Python's garbage collector may
+    run, leaves the memory to that one.
+    """
+
+    def __init__(self, memory: Any, left: deque[Any]) -> None:
+        self.memory, self.left, self.thread = memory, left, get_ident()
+
+    def __int__(self) -> int:
+        return int(self.memory)
+
+    def __del__(self) -> None:
+        if get_ident() != self.thread:
+            self.left.append(self.memory)
 
 
 class Flags:
@@ -101,6 +123,16 @@ class Flags:
             raise ShapeError(f"{name}: an index is out of range")
 
 
+def _holding(pool: Any, *request: Any) -> Any:
+    """``pool``, with a freed block of ``request``.
+
+    PyCUDA's pool needs the thread's context for its first freed block. It ends the process if there is none: in another
+    thread, or after the end of `Device`.
+    """
+    pool.allocate(*request)
+    return pool
+
+
 class WorkStream(NamedTuple):
     """A stream, and the pool of the memory that its work uses.
 
@@ -111,13 +143,19 @@ class WorkStream(NamedTuple):
     pool: Any
 
 
+def _check_thread() -> None:
+    if (found := current_thread()) is not main_thread():
+        raise DeviceError(f"device gpu: found the thread {found.name!r}, expected the main thread; use the CPU there")
+
+
 class Device:
-    """One GPU with its primary context, which other libraries of the process share.
+    """One GPU with its primary context, which other libraries of the process share. Only the main thread uses it.
 
     All work goes to the `WorkStream` in use, with the members `stream` and `pool`.
 
     Attributes:
         reserved: bytes allocated outside the pool.
+        left: memory outside the pool that is to be freed in this thread.
         uploads: page-locked memory that the device may still read, and the event after which it does not.
         overlaps: whether a launch may start while the previous one ends (programmatic dependent launch).
         shared: bytes of shared memory of a multiprocessor.
@@ -126,11 +164,12 @@ class Device:
             As arguments of a kernel they are the struct Windows of kernels/cuda/index/peer_window.cuh.
 
     Raises:
-        DeviceError: the driver is missing, or finds no GPU.
+        DeviceError: the driver is missing, or finds no GPU, or this is not the main thread.
     """
 
     @translated()
     def __init__(self, ordinal: int = 0) -> None:
+        _check_thread()
         try:
             cuda.init()
             self.device = cuda.Device(ordinal)
@@ -138,12 +177,13 @@ class Device:
             raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
         self.context = self.device.retain_primary_context()
         self.context.push()
-        atexit.register(self.context.pop)
-        self.in_use = WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool())
+        atexit.register(self._end)
+        self.in_use = self._work_stream()
         self.work_streams = [self.in_use]
         self.reserved = 0
+        self.left: deque[Any] = deque()
         self.windows: tuple[int, ...] = ()
-        self.host_pool = cuda.PageLockedMemoryPool()
+        self.host_pool = _holding(cuda.PageLockedMemoryPool(), 1, np.uint8)
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
@@ -158,8 +198,25 @@ class Device:
         self.modules: dict[Source, Any] = {}
         self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
 
+    @staticmethod
+    def _work_stream() -> WorkStream:
+        return WorkStream(cuda.Stream(NON_BLOCKING), _holding(cuda.DeviceMemoryPool(), HELD))
+
+    def _end(self) -> None:
+        """Give back the context at the end of the process. Later frees only add to the blocks that the pools hold."""
+        for each in self.work_streams:
+            _holding(each.pool, HELD)
+        _holding(self.host_pool, 1, np.uint8)
+        self.context.pop()
+
     @property
     def stream(self) -> Any:
+        """The stream in use.
+
+        Raises:
+            DeviceError: this is not the main thread.
+        """
+        _check_thread()
         return self.in_use.stream
 
     @property
@@ -170,7 +227,7 @@ class Device:
     def more_streams(self, count: int) -> Sequence[WorkStream]:
         """`count` streams besides the first one, the same ones in every call."""
         while len(self.work_streams) <= count:
-            self.work_streams.append(WorkStream(cuda.Stream(NON_BLOCKING), cuda.DeviceMemoryPool()))
+            self.work_streams.append(self._work_stream())
         return self.work_streams[1 : count + 1]
 
     @contextmanager
@@ -183,13 +240,19 @@ class Device:
             self.in_use = before
 
     def kernel(self, source: Source, name: str, format: str, size: WorkSize) -> LoadedKernel:
-        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`."""
+        """A kernel of a source, compiled and loaded at first use. For `format` and `size` see `LoadedKernel`.
+
+        Raises:
+            AssertionError: it was loaded for arguments of other types.
+        """
         found = self.kernels.get((source, name))
         if found is None:
             if source not in self.modules:
                 self.modules[source] = compiler.load_cubin(source, self.architecture, self._module)
             found = LoadedKernel(self.modules[source], name, format, size, self.multiprocessors, self.shared)
             self.kernels[source, name] = found
+        if found.format != format:
+            raise AssertionError(f"{name} of {source.name} has arguments {found.format!r}, a launch {format!r}")
         return found
 
     @translated()
@@ -206,10 +269,10 @@ class Device:
             OutOfMemory: there is not enough memory.
         """
         try:
-            if poison.active():
-                whole = size + 2 * poison.GUARD
+            if is_poisoned():
+                whole = size + 2 * GUARD
                 return Guarded(self._filled(self.pool.allocate(whole), whole), size)
-            return self.pool.allocate(max(size, 1))
+            return self.pool.allocate(max(size, MIN_BYTES))
         except cuda.MemoryError:
             raise out_of_memory(size) from None
 
@@ -220,18 +283,19 @@ class Device:
         Raises:
             OutOfMemory: there is not enough memory.
         """
+        self.left.clear()
         try:
             memory = self._filled(cuda.mem_alloc(max(size, 1)), size)
         except cuda.MemoryError:
             raise out_of_memory(size) from None
         self.reserved += size
         weakref.finalize(memory, self._released, size)
-        return memory
+        return Reserved(memory, self.left)
 
     @translated()
     def _filled(self, memory: Any, size: int) -> Any:
-        if poison.active():
-            cuda.memset_d8_async(int(memory), poison.BYTE, max(size, 1), self.stream)
+        if is_poisoned():
+            cuda.memset_d8_async(int(memory), POISON, max(size, 1), self.stream)
         return memory
 
     def _released(self, size: int) -> None:
@@ -244,6 +308,7 @@ class Device:
     @translated()
     def available(self) -> int:
         """Bytes that are free or held by this process."""
+        self.left.clear()
         free, _ = cuda.mem_get_info()
         return int(free) + self.allocated()
 

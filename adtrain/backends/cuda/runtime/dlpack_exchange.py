@@ -8,8 +8,8 @@ from typing import Any
 from cuda.bindings import driver
 
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.errors import checked, translated
-from adtrain.backends.cuda.runtime.graph import order
+from adtrain.backends.cuda.runtime.driver import checked, translated
+from adtrain.backends.cuda.runtime.launch import order
 from adtrain.core import dlpack
 from adtrain.core.dlpack import Tensor
 from adtrain.core.errors import DTypeError, ShapeError

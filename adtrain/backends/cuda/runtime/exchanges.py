@@ -34,9 +34,8 @@ from adtrain.backends.cuda.peer_window import (
 )
 from adtrain.backends.cuda.runtime import libraries
 from adtrain.backends.cuda.runtime.device import NON_BLOCKING, Device
-from adtrain.backends.cuda.runtime.errors import checked, translated
-from adtrain.backends.cuda.runtime.graph import order
-from adtrain.backends.cuda.runtime.loaded_kernel import Shape, ShapedLaunch
+from adtrain.backends.cuda.runtime.driver import Shape, ShapedLaunch, checked, translated
+from adtrain.backends.cuda.runtime.launch import order
 from adtrain.core import communicator
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError

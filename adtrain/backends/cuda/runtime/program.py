@@ -13,13 +13,12 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.runtime.device import Buffer, Device, Guarded
 from adtrain.backends.cuda.runtime.dlpack_exchange import Borrowed
 from adtrain.backends.cuda.runtime.exchanges import Exchanges, ExchangeWork
-from adtrain.backends.cuda.runtime.graph import Graphs, Marks, recording
-from adtrain.backends.cuda.runtime.launch import Runnable
+from adtrain.backends.cuda.runtime.launch import Graphs, Marks, Runnable, recording
 from adtrain.backends.cuda.runtime.layout import Layout, runs_per_graph
 from adtrain.backends.cuda.vendor import LibraryCall
-from adtrain.core import poison
 from adtrain.core.backend import KernelRun
 from adtrain.core.errors import DeviceError
+from adtrain.core.memory import OutOfBounds, is_poisoned
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.timeline import during
@@ -159,7 +158,7 @@ class CudaProgram:
                 runs, times = divmod(times, at_once)
                 for _ in range(runs):
                     self.graphs.run((key, at_once), partial(self._record, at_once))
-        if poison.active():
+        if is_poisoned():
             self._check_guards({**self.owned, **large})
         fresh = {at: self._copy(self.owned[at]) for at in self.copied}
         fresh |= {at: self._copy(buffer) if keep else _another(buffer) for at, buffer in large.items()}
@@ -231,7 +230,7 @@ class CudaProgram:
         for at, buffer in outputs.items():
             if isinstance(buffer.memory, Guarded) and not buffer.memory.intact():
                 v = self.layout.outputs[at]
-                raise poison.OutOfBounds(next(e.name for e in self.equations if v in e.outputs))
+                raise OutOfBounds(next(e.name for e in self.equations if v in e.outputs))
 
     def _large_outputs(self) -> tuple[dict[int, Buffer], bool]:
         """Buffers for the large outputs of a run, and whether the Program keeps them and returns copies.

@@ -12,10 +12,9 @@ from adtrain.backends.cuda import compiler
 from adtrain.backends.cuda.compiler import Source
 from adtrain.backends.cuda.lower import Candidate, Lowering
 from adtrain.backends.cuda.runtime.device import Device
-from adtrain.backends.cuda.runtime.errors import translated
-from adtrain.backends.cuda.runtime.graph import Graphs
-from adtrain.backends.cuda.runtime.launch import Runnable
-from adtrain.backends.cuda.tuner.reference import arguments, expected, widened
+from adtrain.backends.cuda.runtime.driver import translated
+from adtrain.backends.cuda.runtime.launch import Graphs, Runnable
+from adtrain.backends.cuda.tuner.measure import arguments, expected, widened
 from adtrain.core.errors import DeviceError
 from adtrain.core.program import Equation
 

@@ -10,10 +10,16 @@ import numpy as np
 from adtrain.core.kernel import CudaKernel, Target, register
 from adtrain.core.primitive import BFLOAT16
 from adtrain.core.types import BITS, ArrayType
-from adtrain.lowering.cuda.attention import fma, mma, small, wgmma
+from adtrain.lowering.cuda.attention import mma, unpacked, wgmma
 from adtrain.lowering.cuda.attention.problem import problem_of
 
-IMPLEMENTATIONS = (small.short_sequences, small.few_queries, wgmma.candidates, mma.candidates, fma.candidates)
+IMPLEMENTATIONS = (
+    unpacked.short_sequences,
+    unpacked.few_queries,
+    wgmma.candidates,
+    mma.candidates,
+    unpacked.by_fma,
+)
 """Functions of a target and a problem: the kernels and the estimated seconds of the first of them, or None where the
 implementation does not apply."""
 

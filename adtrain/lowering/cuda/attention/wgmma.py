@@ -297,7 +297,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     of_groups = {"blocks": (longest // GROUP, 4), "threads": PACK_THREADS}
     pack = _launch(
         problem,
-        "wgmma_pack_grad_fp16x2.cu" if fp16x2 else "wgmma_pack_grad.cu",
+        "wgmma_pack.cu",
         "attention_pack_grad_fp16x2" if fp16x2 else "attention_pack_grad",
         (x.row, x.out_row, _step(problem)),
         definitions,
@@ -306,7 +306,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
     )
     statistics = _launch(
         problem,
-        "wgmma_pack_grad.cu",
+        "wgmma_pack.cu",
         "attention_statistics",
         (x.out_row,),
         definitions,

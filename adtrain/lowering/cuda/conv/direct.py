@@ -1,4 +1,4 @@
-"""Direct convolution for few channels, with the sums in registers (`kernels/cuda/conv/direct.cuh`)."""
+"""Direct convolution for few channels, with the sums in registers (`kernels/cuda/conv/direct.cu`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 THREADS, WEIGHT_GRAD_THREADS = 128, 256
-"""Threads of a block of `conv/direct.cu`, and of `conv/direct_weight_grad.cu`."""
+"""Threads of a block, and of one of the weight gradient."""
 MAX_WEIGHT_GRAD_CHANNELS = 16
 """Maximum of channels of a group for the weight gradient."""
 MAX_TAPS, MAX_WEIGHT_GRAD_TAPS = 49, 25
@@ -181,7 +181,7 @@ class DirectWeightGrad:
         p, splits = self.problem, self.splits
         gradients = p.outputs[1] * (p.group_channels * p.taps + self.bias)
         macros = {**_macros(p), "FILTERS": self.filters, "WIDE_C": self._wide, "BIAS": int(self.bias)}
-        file, types = "conv/direct_weight_grad.cu", (p.dtype,)
+        file, types = "conv/direct.cu", (p.dtype,)
         multiply = CudaLaunch(
             file,
             "weight_grad_direct",

@@ -16,8 +16,8 @@ from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProble
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
+from adtrain.lowering.cuda.gemm import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.cost_model import FMA_LANES, TILED, Gathers, mma_kinds, ranked
-from adtrain.lowering.cuda.gemm.matmul import MANY_MEMBERS
 from adtrain.lowering.cuda.gemm.tiles import MmaKind, Tile, with_split_k
 
 MAX_TILES = 6
@@ -42,7 +42,7 @@ class ImplicitGemm:
         lengths: M, N, K of the product.
         contiguous: how many of its columns are neighbours in memory.
         gathers: what its columns are.
-        phases: number of products, each for some pixels of the images, see `conv/implicit_gemm_input_grad.cu`.
+        phases: number of products, each for some pixels of the images, see `conv/implicit_gemm.cu`.
     """
 
     problem: ConvProblem
@@ -117,7 +117,7 @@ def input_grad(problem: ConvProblem, target: Target) -> ImplicitGemm:
     pixels = count * -(-size[0] // sh) * -(-size[1] // sw)
     lengths = problem.group_channels, pixels, -(-problem.group_filters * problem.taps // (sh * sw))
     contiguous = math.prod(size) if problem.unit_stride else 1  # the pixels of one phase are a stride apart
-    file, name = "conv/implicit_gemm_input_grad.cu", "conv2d_input_grad"
+    file, name = "conv/implicit_gemm.cu", "conv2d_input_grad"
     return ImplicitGemm(problem, target, file, name, lengths, contiguous, Gathers.PIXELS, sh * sw)
 
 
