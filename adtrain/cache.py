@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -28,6 +27,7 @@ import numpy as np
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import Content, write_atomic
+from adtrain.lazy import dataclass
 
 UNUSED_SECONDS = 30 * 86400
 # No build takes this long; an older build folder was left by a killed process.

@@ -16,10 +16,11 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, TypeAlias
 
 from adtrain.core.errors import AdtrainError
+from adtrain.lazy import dataclass
 
 FUNCTIONS: dict[str, Callable[[float], float]] = {
     "sin": math.sin,

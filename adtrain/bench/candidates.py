@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +25,7 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
+from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from adtrain.core.errors import AdtrainError
+from adtrain.lazy import dataclass
 
 PathParts = tuple[str | int, ...]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -16,6 +15,7 @@ from adtrain.config.document import Data
 from adtrain.config.records import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
+from adtrain.lazy import dataclass
 from adtrain.metrics import ByClass, percentiles
 from adtrain.option_types import Probability, Size
 from adtrain.training.costs import planned_peak, step_flops

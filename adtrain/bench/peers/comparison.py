@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, Unsupported, WorkerFail
 from adtrain.bench.sampling import Time, Timing, in_turns, ratio
 from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
+from adtrain.lazy import dataclass
 
 Progress = Callable[[str], object]
 """Gets lines for the user."""

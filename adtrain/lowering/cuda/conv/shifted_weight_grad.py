@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
+from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,
