@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -368,24 +369,33 @@ def chunks(table: Opened) -> Iterator[Chunk]:
         yield from _of_rows(table, table.lines)
         return
     line = table.before
-    with open_regular(table.path) as file:
+    with open_regular(table.path) as file, ThreadPoolExecutor(1) as pool:
         for _ in range(line):
             file.readline()
-        begin = file.tell()
-        while block := file.read(BLOCK_BYTES) + file.readline():
-            split = _split(block if begin else block.removeprefix(BOM_UTF8), table.delimiter, len(table.first))
+
+        def next_block() -> tuple[int, tuple[bytes, np.ndarray] | None] | None:
+            """Where the next block begins, and its split; None behind the last one."""
+            begin = file.tell()
+            block = file.read(BLOCK_BYTES) + file.readline()
+            content = block if begin else block.removeprefix(BOM_UTF8)
+            return (begin, _split(content, table.delimiter, len(table.first))) if block else None
+
+        coming = pool.submit(next_block)
+        while (found := coming.result()) is not None:
+            begin, split = found
             if split is None:
                 file.seek(begin)
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
                     yield from _of_rows(table, csv_lines(text, table.path, table.delimiter, line))
                 return
+            coming = pool.submit(next_block)  # it is split while this one is converted
             content, ends = split
             start = FIRST_ROWS if line == table.before else MORE_ROWS
             bounds = [0, *range(start, len(ends), MORE_ROWS), len(ends)]
             for first, last in pairwise(bounds):
                 at = int(ends[first - 1, -1]) + 1 if first else PADDING
                 yield ByteChunk(range(line + first + 1, line + last + 1), content, at, ends[first:last])
-            line, begin = line + len(ends), file.tell()
+            line += len(ends)
 
 
 def _of_rows(table: Opened, lines: Iterator[Line]) -> Iterator[Chunk]:
