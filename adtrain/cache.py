@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Thread
@@ -27,7 +28,6 @@ import numpy as np
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import Content, write_atomic
-from adtrain.lazy import dataclass
 
 UNUSED_SECONDS = 30 * 86400
 # No build takes this long; an older build folder was left by a killed process.

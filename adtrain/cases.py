@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,6 @@ from adtrain.core.autodiff import grad
 from adtrain.core.custom import custom_vjp
 from adtrain.core.precision import FULL, matmul_precision
 from adtrain.core.vmap import vmap
-from adtrain.lazy import dataclass
 from adtrain.ops.create import full
 from adtrain.samplers import Sampler, apart, between, distinct, integers, normal, rng_state, short
 

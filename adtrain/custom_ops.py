@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,7 +40,6 @@ from adtrain.core.options import shown
 from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 from adtrain.ops.common import as_value
 from adtrain.plugins import watched
 

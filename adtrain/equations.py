@@ -16,11 +16,10 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 
 FUNCTIONS: dict[str, Callable[[float], float]] = {
     "sin": math.sin,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from math import inf, isfinite, prod
 from typing import Any, NamedTuple
@@ -36,7 +37,6 @@ from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.core.vmap import vmap
 from adtrain.custom_ops import OWN_OPS, CustomOp, OwnOp
-from adtrain.lazy import dataclass
 from adtrain.nn import Mode
 from adtrain.ops import one_hot, reshape, rng_state
 from adtrain.passes import ALL

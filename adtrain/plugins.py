@@ -14,13 +14,12 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
 from adtrain.core.errors import PACKAGE, AdtrainError, one_line
-from adtrain.lazy import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from adtrain.lazy import dataclass
 from adtrain.text import counted, visible
 
 GAP = "  "

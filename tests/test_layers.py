@@ -87,7 +87,7 @@ RULES: list[tuple[str, set[str]]] = [
     ),
     ("__main__", {"cli", "distributed", "signals"}),
 ]
-MAY_IMPORT = {part: imports | ({"lazy"} - {part}) for parts, imports in RULES for part in parts.split()}
+MAY_IMPORT = {part: imports for parts, imports in RULES for part in parts.split()}
 # Third-party packages that only some parts may import: the parts, as paths within the package.
 ONLY_IN = {
     "pycuda": "backends/cuda",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,6 @@ from adtrain.data.datasets import class_values
 from adtrain.data.part import ShapeOptions, as_images, as_numpy
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.files import write_atomic
-from adtrain.lazy import dataclass
 from adtrain.text import counted
 from adtrain.training import Arrays, Score, TrainedModel, inputs, model_file, tensor_file
 from adtrain.training.checkpoint import Kind

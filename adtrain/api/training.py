@@ -11,6 +11,7 @@ import sys
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -31,7 +32,6 @@ from adtrain.core.timeline import during, status_handler
 from adtrain.data.part import as_numpy
 from adtrain.data.table_encoder import csv_in_memory, is_rows
 from adtrain.display import in_notebook, progress_display
-from adtrain.lazy import dataclass
 from adtrain.report.record import SCORES, Curve, Panel
 from adtrain.signals import deferred_interrupt
 from adtrain.templates import macro

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
 from adtrain.core.options import CheckedArguments
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 
 
 class Mixed(NamedTuple):

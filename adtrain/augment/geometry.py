@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from itertools import takewhile
 from math import log, pi
 from typing import Annotated, Literal, NamedTuple
@@ -18,7 +18,6 @@ from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import Bounds
 from adtrain.core.types import Shape
 from adtrain.core.vmap import vmap
-from adtrain.lazy import dataclass
 from adtrain.option_types import Count, Degrees, Fraction, Positive, Probability
 
 ATTEMPTS = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
 from math import sqrt
 from typing import Annotated, NamedTuple
@@ -15,7 +15,6 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import Bounds
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.ops.create import normal
 from adtrain.option_types import NonNegative, Positive, Size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import cycle
 from typing import Any, NamedTuple, cast
 
@@ -37,7 +37,6 @@ from adtrain.bench.view import (
     joined,
     ratio_headline,
 )
-from adtrain.lazy import dataclass
 from adtrain.sweeps.members import with_seeds
 from adtrain.table import COUNT, TEXT, CellFormat
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -25,7 +26,6 @@ from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat
 
 

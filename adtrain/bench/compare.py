@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ from adtrain.config.problems import dotted
 from adtrain.config.records import plain
 from adtrain.core.errors import AdtrainError
 from adtrain.files import read_regular
-from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat
 
 KINDS: dict[str, type[TimedResult]] = {

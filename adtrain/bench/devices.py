@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 from typing import Any, TypeAlias
@@ -44,7 +44,6 @@ from adtrain.core.array import array
 from adtrain.core.backend import backend
 from adtrain.core.staging import Staged, stage
 from adtrain.data import Split
-from adtrain.lazy import dataclass
 from adtrain.passes import ALL
 from adtrain.table import TEXT, CellFormat
 from adtrain.training.step import empty_log, repeated

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.data.file_array import machine_memory
-from adtrain.lazy import dataclass
 from adtrain.ops.matmul import matmul_p
 from adtrain.option_types import Size
 from adtrain.templates import invocation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +17,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.backends.cpu import naive as loops
 from adtrain.core.precision import FULL, PRECISIONS
-from adtrain.lazy import dataclass
 from adtrain.nn.module import size_text
 from adtrain.ops.hash_grid import grid_levels
 from adtrain.samplers import Sampler, between, integers, normal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Any
 
@@ -43,7 +44,6 @@ from adtrain.core.primitive import Cost
 from adtrain.core.program import Program, costs
 from adtrain.core.staging import stage
 from adtrain.custom_ops import OwnOp
-from adtrain.lazy import dataclass
 from adtrain.passes import fuse, merge_common_subexpressions, remove_dead_code, simplify_reshapes
 from adtrain.report.plot import Point
 from adtrain.samplers import Sampler

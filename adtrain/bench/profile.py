@@ -10,6 +10,7 @@ from __future__ import annotations
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -22,7 +23,6 @@ from adtrain.core.backend import backend
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program, costs, label
 from adtrain.core.trace import Call, Hook, hook
-from adtrain.lazy import dataclass
 from adtrain.training import Experiment, continuation
 from adtrain.training.summary import OperationTime
 

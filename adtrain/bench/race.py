@@ -8,6 +8,7 @@ warm-up and evaluation are not counted. After each epoch adtrain computes the te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import pi, sqrt, tan
 from statistics import mean, median, stdev
@@ -23,7 +24,6 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, started
 from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.sampling import in_turns
 from adtrain.bench.view import ERROR, FACTOR, Column, Note, Part, Section, Table, View, absent
-from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat
 
 STEP_ONLY = ("schedule=constant", "data.augment=null")

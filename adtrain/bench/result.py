@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,7 +11,6 @@ from adtrain.bench.machine import Protocol
 from adtrain.bench.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import View
 from adtrain.config.records import plain
-from adtrain.lazy import dataclass
 from adtrain.templates import Invocation
 
 

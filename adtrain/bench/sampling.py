@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from math import comb
 from time import perf_counter, sleep
@@ -13,7 +14,6 @@ from typing import TypeAlias, TypeVar
 
 from adtrain.config.records import Milliseconds
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 from adtrain.metrics import percentiles
 
 K = TypeVar("K")

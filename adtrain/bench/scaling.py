@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -27,7 +27,6 @@ from adtrain.bench.view import Column, Note, Part, Picture, Section, Table, Tile
 from adtrain.config.problems import known
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.distributed import launch
-from adtrain.lazy import dataclass
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 
 WORKER_SECONDS = 600

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from itertools import count
@@ -32,7 +32,6 @@ from adtrain.bench.result import NamedTime, TimedResult, of_samples
 from adtrain.bench.sampling import in_turns
 from adtrain.bench.view import Column, Note, Table, View, absent
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat
 from adtrain.training.summary import SUMMARY
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from math import sqrt
@@ -47,7 +47,6 @@ from adtrain.core.backend import KernelRun, backend
 from adtrain.core.errors import AdtrainError
 from adtrain.core.program import costs, label
 from adtrain.core.staging import Staged
-from adtrain.lazy import dataclass
 from adtrain.table import COUNT, PERCENT, TEXT, CellFormat
 from adtrain.text import mebibytes
 from adtrain.training import Experiment, Mode, continuation

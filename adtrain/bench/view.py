@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeAlias
 
 from adtrain import table
 from adtrain.bench.machine import Rates
 from adtrain.bench.sampling import NOISY, Time
-from adtrain.lazy import dataclass
 from adtrain.table import TEXT, CellFormat, Row
 
 

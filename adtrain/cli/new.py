@@ -9,6 +9,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,6 @@ from adtrain.data.statistics import extreme, target_statistics
 from adtrain.data.tokenizer import FILE, LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from adtrain.export import architectures
 from adtrain.export.architectures import Architecture
-from adtrain.lazy import dataclass
 from adtrain.text import counted
 from adtrain.training.experiment import Experiment
 from adtrain.training.preparation import prepare

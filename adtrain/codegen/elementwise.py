@@ -6,6 +6,7 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ import numpy as np
 
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 
 
 @functools.cache  # the name of a NumPy type is slow to get

@@ -18,14 +18,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from adtrain.codegen.elementwise import c_type, element, literal
 from adtrain.core.program import Equation, Variable
-from adtrain.lazy import dataclass
 
 Index: TypeAlias = "tuple[int | str, ...]"
 """The index of an element: for each axis a number, "i" or "j"."""

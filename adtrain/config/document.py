@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -49,7 +49,6 @@ from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, L
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, FieldKind, PointOptions
-from adtrain.lazy import dataclass
 from adtrain.option_types import Fraction, NonNegative, Patterns, Positive, Size, Text
 
 POINT_OPTIONS = tuple(option.name for option in fields(PointOptions))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from adtrain import plugins
 from adtrain.config.problems import ConfigError, Problem, dotted, known
 from adtrain.config.source import Node
-from adtrain.lazy import dataclass
 from adtrain.plugins import PluginError
 
 if TYPE_CHECKING:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 
 PathParts = tuple[str | int, ...]
 

@@ -16,6 +16,7 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, NoReturn
 
@@ -27,7 +28,6 @@ from adtrain.config.problems import ConfigError, Problem, found, known, similar
 from adtrain.config.records import LIMIT, leaves
 from adtrain.config.source import Node
 from adtrain.core.options import Expected, is_integer
-from adtrain.lazy import dataclass
 
 MAX_MEMBERS = 100_000
 METRIC = re.compile(r"(train|validation|test)_\w+")

@@ -14,12 +14,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 
 Labels: TypeAlias = tuple[str, ...]
 """For each axis of a value its label, a character; "" for an axis without one. A reshape also joins and divides axes:

@@ -6,9 +6,8 @@ A message is one line: what and where, found, expected, what to do.
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-
-from adtrain.lazy import dataclass
 
 PACKAGE = str(Path(__file__).resolve().parent.parent)
 """The folder of the package."""

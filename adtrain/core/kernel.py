@@ -7,14 +7,13 @@ register their own in the same way, with the names that `adtrain.extend` exports
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from adtrain.core.static_key import params_key
 from adtrain.core.types import BITS
-from adtrain.lazy import dataclass
 
 WARP = 32
 """Threads of a warp."""

@@ -12,7 +12,7 @@ import inspect
 import re
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, Signature
@@ -37,7 +37,6 @@ import numpy as np
 
 from adtrain.core.array import TracedNumber
 from adtrain.core.errors import OptionError, with_article
-from adtrain.lazy import dataclass
 
 LARGEST = 3.4e38
 """The largest number of an option: a step in float32 cannot hold more."""

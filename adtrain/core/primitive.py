@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +12,6 @@ from adtrain.core.array import Value
 from adtrain.core.axes import Axes, aligned, parsed, whole
 from adtrain.core.errors import ShapeError
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 
 Pullback: TypeAlias = Callable[[Any], Value]
 """From the cotangent of the output to the cotangent of one argument. With several outputs it takes a tuple of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -21,7 +21,6 @@ from adtrain.core.batching_rules import loop
 from adtrain.core.primitive import VIEWS, Cost, Primitive, Trait
 from adtrain.core.static_key import Identity
 from adtrain.core.types import ArrayType, Shape
-from adtrain.lazy import dataclass
 
 
 class Variable:

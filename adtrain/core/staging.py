@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -40,7 +40,6 @@ from adtrain.core.trace import (
 )
 from adtrain.core.types import ArrayType, Shape
 from adtrain.core.vmap import BatchTrace, BatchTracer
-from adtrain.lazy import dataclass
 
 
 class Symbol(Tracer):

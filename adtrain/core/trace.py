@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from adtrain.core.array import Array, Value
@@ -23,7 +24,6 @@ from adtrain.core.primitive import Primitive
 from adtrain.core.program import Program
 from adtrain.core.setting import Setting
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 
 _where = Setting(("", "forward"))
 """Scope and phase."""

@@ -7,13 +7,12 @@ are leaves: layers and optimizers, whose fields are options, and those with ``__
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
 from adtrain.core.errors import AdtrainError, ShapeError
-from adtrain.lazy import dataclass
 
 
 class _Registered(NamedTuple):

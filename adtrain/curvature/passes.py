@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
 from typing import Any, Protocol
@@ -28,7 +28,6 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import elementwise
 from adtrain.passes.simplify import remove_dead_code, reshape_equation, simplify_reshapes
 

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,6 @@ from adtrain.cache import cache_home
 from adtrain.data import idx
 from adtrain.data.errors import DataError
 from adtrain.files import asset_path, locked_by, unwritable
-from adtrain.lazy import dataclass
 
 SUMS = "SHA256SUMS"
 """The file with the checksums of a fetched data set, in the format of `sha256sum`."""

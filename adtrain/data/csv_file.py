@@ -7,6 +7,7 @@ import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from io import TextIOWrapper
 from itertools import chain, islice
@@ -18,7 +19,6 @@ from adtrain.data.errors import DataError, DataOptionError, printable
 from adtrain.data.notation import Decimal, Notation, cleaned, days, is_finite, is_number
 from adtrain.data.part import Columns, ShapeOptions
 from adtrain.files import open_regular
-from adtrain.lazy import dataclass
 from adtrain.option_types import Items, Text
 from adtrain.text import first_names
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
@@ -32,7 +32,6 @@ from adtrain.data.statistics import (
 )
 from adtrain.data.table_encoder import TableEncoder, is_rows, labels_in_memory, learn, table_in_memory
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.lazy import dataclass
 from adtrain.text import counted, first_names
 
 FEW, MANY = 256, 4096

@@ -10,12 +10,12 @@ the parts near it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from adtrain.data.errors import DataError
-from adtrain.lazy import dataclass
 
 LIGHT, DARK = 0.7, 0.3
 """Means of training images, as fractions of white, that count as a light and as a dark background."""

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
@@ -21,7 +21,6 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from adtrain.data.errors import DataError, reading
-from adtrain.lazy import dataclass
 
 SHARE = 4
 """An array of more than this part of the memory stays in its file."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from adtrain.data import csv_file, csv_table, idx, image_folder, npz, text_file, token_folder
 from adtrain.data.errors import DataError, DataOptionError
 from adtrain.data.part import NOTHING, Format, Known, Parts
-from adtrain.lazy import dataclass
 from adtrain.option_types import Fraction, Text
 
 FILES = csv_table.FORMAT, npz.FORMAT, text_file.FORMAT, image_folder.ARCHIVE

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -22,7 +23,6 @@ from adtrain.data.idx import file_sha256
 from adtrain.data.images import ImageFile, Unreadable, Wanted, decode_all
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.files import open_regular
-from adtrain.lazy import dataclass
 from adtrain.option_types import Size
 from adtrain.text import counted, first_names, visible
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -18,7 +18,6 @@ from adtrain.data.file_array import Conversion, FileArray
 from adtrain.data.split import Labels, Stored, chunks
 from adtrain.data.statistics import PIXEL_MAX, converted, holding
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.lazy import dataclass
 from adtrain.option_types import Size
 from adtrain.text import counted
 

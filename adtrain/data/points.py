@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +27,6 @@ from adtrain.data.part import Columns
 from adtrain.data.split import Split
 from adtrain.data.statistics import PIXEL_MAX, offsets
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.lazy import dataclass
 from adtrain.option_types import Positive, Size, Text
 from adtrain.text import counted
 

@@ -6,6 +6,7 @@ Splits and the order of batches depend on the seed only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -15,7 +16,6 @@ import numpy as np
 from adtrain.data.errors import DataError
 from adtrain.data.file_array import FileArray, Indexed, MemoryStream, Sequences, cut
 from adtrain.data.shuffle import permutation
-from adtrain.lazy import dataclass
 
 CHUNK_BYTES = 1 << 20
 

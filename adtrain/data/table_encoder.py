@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from io import StringIO
 from pathlib import Path
@@ -23,7 +23,6 @@ from adtrain.data.errors import DataError, printable, quoted, warn
 from adtrain.data.file_array import require_memory
 from adtrain.data.notation import SATURDAY, WEEK, YEAR, cleaned, date_text
 from adtrain.data.part import Cells, Column, Columns, as_images
-from adtrain.lazy import dataclass
 from adtrain.text import counted
 
 PLACE = "rows"

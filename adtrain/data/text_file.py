@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from codecs import BOM_UTF8
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
@@ -16,7 +17,6 @@ from adtrain.data.file_array import MemoryStream, cut, require_memory
 from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY, Tokenizer
 from adtrain.files import read_regular
-from adtrain.lazy import dataclass
 from adtrain.option_types import Size, Text
 
 BYTES = tuple(f"0x{byte:02x}" for byte in range(256))

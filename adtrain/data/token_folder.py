@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,7 +26,6 @@ from adtrain.data.part import NOTHING, Format, Known, Part, Parts
 from adtrain.data.text_file import SequenceOptions, TextOptions, require_length
 from adtrain.data.tokenizer import Tokenizer
 from adtrain.files import expect_writable, open_regular, read_regular, unwritable
-from adtrain.lazy import dataclass
 
 HEADER, SUFFIX = "tokens.json", ".txt"
 FORMAT_NUMBER = 1

@@ -11,6 +11,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import islice
@@ -22,7 +23,6 @@ import numpy as np
 
 from adtrain.data.errors import DataError, reading
 from adtrain.files import open_regular, read_regular
-from adtrain.lazy import dataclass
 
 FILE = "tokenizer.json"
 """The name that folders of transformers and of tokens have for it."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from adtrain.config.specs import LAYERS
 from adtrain.core.errors import AdtrainError
 from adtrain.data import tokenizer
 from adtrain.files import read_file
-from adtrain.lazy import dataclass
 from adtrain.training import TrainedModel, names, tensor_file
 from adtrain.training.tasks import Regression
 from adtrain.version import __version__

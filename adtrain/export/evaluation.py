@@ -11,7 +11,7 @@ and returns the form of the equations around it, or None. The arguments of a for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
@@ -29,7 +29,6 @@ from adtrain.core.staging import Results, keeps, stage
 from adtrain.core.trace import scope
 from adtrain.data import Split
 from adtrain.data.statistics import PIXEL_MAX
-from adtrain.lazy import dataclass
 from adtrain.lowering.shapes import optional_arguments
 from adtrain.nn.module import size_text
 from adtrain.ops.pool import averages

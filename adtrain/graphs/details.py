@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ from adtrain.backends.cuda.lower import Lowering
 from adtrain.core import tree
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.lazy import dataclass
 from adtrain.passes.plan_memory import plan_memory
 from adtrain.training import Experiment, model_file
 from adtrain.training.loop import batches_of

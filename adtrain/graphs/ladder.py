@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, costs
 from adtrain.graphs.details import Statistics
 from adtrain.graphs.picture import shape_text
-from adtrain.lazy import dataclass
 from adtrain.text import counted, short
 
 FORWARD, BACKWARD, UPDATE = range(3)

@@ -6,13 +6,13 @@ A graph has pictures of one thing, as files in several formats. In DOT, Graphviz
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from adtrain.core.errors import AdtrainError
 from adtrain.files import write_atomic
 from adtrain.graphs.details import Kernel, Statistics
-from adtrain.lazy import dataclass
 from adtrain.table import shorten
 from adtrain.templates import environment, macro
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, astuple
+from dataclasses import KW_ONLY, astuple, dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, OptionError, ShapeError
 from adtrain.core.options import words_in_python
-from adtrain.lazy import dataclass
 from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, axis_of, check_ndim
 from adtrain.option_types import Axis, Fraction, Indices, Number, OpenShape, Positive, Size
 

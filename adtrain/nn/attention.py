@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, ShapeError
-from adtrain.lazy import dataclass
 from adtrain.nn.activation import GELU, Dropout, ReLU, SiLU, SquaredReLU
 from adtrain.nn.containers import Container, child_output_shape, run_child
 from adtrain.nn.init import WeightInit, drawn

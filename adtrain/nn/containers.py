@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from math import prod
 from typing import Any
@@ -17,7 +17,6 @@ from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import shown
 from adtrain.core.trace import scope
-from adtrain.lazy import dataclass
 from adtrain.nn.linear import Embedding, Linear
 from adtrain.nn.module import LayerError, Mode, Module, Params, Shape, State, size_text
 

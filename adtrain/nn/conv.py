@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from math import prod
 from typing import ClassVar, Literal
 
@@ -11,7 +11,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
-from adtrain.lazy import dataclass
 from adtrain.nn.init import WHITENING, ConvInit, WeightInit, WeightLayer, whitening
 from adtrain.nn.module import (
     IMAGE_AXES,

@@ -5,7 +5,7 @@ Also layers of neural fields, on the coordinates of points: encodings, and linea
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from math import pi, sqrt
 from typing import Annotated, Any
 
@@ -16,7 +16,6 @@ from adtrain.core.array import Value, array
 from adtrain.core.custom import custom_vjp
 from adtrain.core.errors import AdtrainError, OptionError
 from adtrain.core.options import Bounds
-from adtrain.lazy import dataclass
 from adtrain.nn.init import WeightInit, WeightLayer
 from adtrain.nn.module import Mode, Module, Params, Shape, State, check_features, check_inferred, check_ndim
 from adtrain.ops.hash_grid import grid_levels

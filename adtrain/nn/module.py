@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from abc import abstractmethod
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -22,7 +22,6 @@ from adtrain.core.errors import AdtrainError, DTypeError, OptionError, ShapeErro
 from adtrain.core.operators import OF_PYTORCH_MODULES
 from adtrain.core.options import CheckedArguments, is_integer, shown
 from adtrain.core.types import dtype_of
-from adtrain.lazy import dataclass
 
 Shape = tuple[int, ...]
 """The shape of one sample, without the batch axis."""

@@ -7,6 +7,7 @@ products of two small matrices that are added to them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import prod
 from typing import Any, NamedTuple
@@ -16,7 +17,6 @@ import numpy as np
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.errors import OptionError
-from adtrain.lazy import dataclass
 from adtrain.nn.attention import MultiheadAttention, TransformerLayer
 from adtrain.nn.containers import Container, Sequential
 from adtrain.nn.init import drawn

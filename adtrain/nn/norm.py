@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -11,7 +11,6 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import AdtrainError, ShapeError
 from adtrain.core.options import Expected
-from adtrain.lazy import dataclass
 from adtrain.nn.module import IMAGE_AXES, Mode, Module, Params, Shape, State, check_inferred, check_ndim
 from adtrain.option_types import Fraction, NonNegative, Size, SizeOrShape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from math import sqrt
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +14,6 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import OptionError, ShapeError
 from adtrain.core.options import Bounds
-from adtrain.lazy import dataclass
 from adtrain.nn.activation import Dropout
 from adtrain.nn.module import Mode, Module, Params, Shape, State, check_inferred
 from adtrain.option_types import Fraction, Size

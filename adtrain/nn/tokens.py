@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -10,7 +10,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.errors import ShapeError
-from adtrain.lazy import dataclass
 from adtrain.nn.init import drawn
 from adtrain.nn.module import (
     IMAGE_AXES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 
 from adtrain.core.array import Value
 from adtrain.core.errors import DTypeError, OptionError, ShapeError
-from adtrain.lazy import dataclass
 from adtrain.ops.common import (
     ArrayLike,
     Axis,

@@ -16,6 +16,7 @@ the states as far as they do not go through s.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any, Literal
@@ -30,7 +31,6 @@ from adtrain.core.precision import FULL, matmul_precision, precision_of
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.trace import bind
 from adtrain.core.types import ArrayType, Shape
-from adtrain.lazy import dataclass
 from adtrain.ops.common import ArrayLike, as_value, require_float, reshape
 from adtrain.ops.create import zeros, zeros_like
 from adtrain.ops.matmul import matmul

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,6 @@ from adtrain import ops
 from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
-from adtrain.lazy import dataclass
 from adtrain.optim.optimizer import Optimizer, OptState, Tree, add_decay, decayed, initial_state, is_zero
 from adtrain.option_types import Fraction, Fractions, NonNegative, Positive
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.options import CheckedArguments
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.optim.optimizer import Optimizer, OptState, Part, Tree, named, updated_in_parts
 from adtrain.option_types import NonNegative, Patterns, Positive
 

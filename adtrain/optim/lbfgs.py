@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from math import prod
 from typing import Any, ClassVar
 
@@ -14,7 +14,6 @@ from adtrain.core import tree
 from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.views import subview
-from adtrain.lazy import dataclass
 from adtrain.optim.elementwise import Adam
 from adtrain.optim.optimizer import (
     ACCEPTED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from dataclasses import KW_ONLY, dataclass
 from math import prod, sqrt
 from typing import Any, ClassVar, Literal
 
@@ -12,7 +12,6 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
-from adtrain.lazy import dataclass
 from adtrain.optim.elementwise import AdamW
 from adtrain.optim.groups import matches, require_matches
 from adtrain.optim.optimizer import (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,7 +23,6 @@ from adtrain.core.operators import OF_PYTORCH_OPTIMIZERS
 from adtrain.core.options import CheckedArguments, check_option, checked_options
 from adtrain.core.trace import phase
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.option_types import Fraction, NonNegative, Positive, Probability, Size
 
 Tree = Any

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import pi
 from typing import Any
 
@@ -15,7 +16,6 @@ import numpy as np
 from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.options import CheckedArguments
-from adtrain.lazy import dataclass
 from adtrain.option_types import AtLeastOne, Count, Fraction, NonNegative, Positive, Probability, Size, StepList, Steps
 
 HIGH = 1e300

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
@@ -23,7 +23,6 @@ from adtrain.core.primitive import Trait
 from adtrain.core.program import GATHER, LOOPS, PRODUCT, Equation, Program, Variable, fuse, renamed
 from adtrain.core.staging import Results
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
 

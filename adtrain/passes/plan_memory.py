@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
 from typing import NamedTuple
@@ -37,7 +37,6 @@ from adtrain.core.program import HORIZONTAL, LOOPS, OVERWRITES, Equation, Progra
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
 from adtrain.core.views import concat_view_p, subview_p
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import by_element, is_loops
 
 ALIGNMENT = 64

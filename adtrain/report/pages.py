@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite, log10
 from pathlib import Path
@@ -13,7 +14,6 @@ import numpy as np
 
 from adtrain import config
 from adtrain.config.records import differences, rounded_text, value_text
-from adtrain.lazy import dataclass
 from adtrain.metrics import ByClass
 from adtrain.report import classes, functions, tables
 from adtrain.report.plot import BOTTOM, TOP, Axis, Drawing, Point, log_ticks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from math import prod
@@ -17,7 +18,6 @@ from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.data import Images, Split
 from adtrain.data.points import shape_of
-from adtrain.lazy import dataclass
 from adtrain.metrics import confusion_matrix, psnr
 from adtrain.nn import Mode
 from adtrain.report.tables import LabelPredictions, NumberPredictions, TableColumns, table_columns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -14,7 +15,6 @@ from markupsafe import Markup
 
 from adtrain.config import Config
 from adtrain.config.plugged import NONE, Trust
-from adtrain.lazy import dataclass
 from adtrain.report.plot import Axis, Plot, log_ticks, tick_text, ticks
 from adtrain.sweeps.rates import RateSearch
 from adtrain.templates import macro

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,6 @@ from markupsafe import Markup
 from adtrain import metrics
 from adtrain.data import Split
 from adtrain.data.table_encoder import TableEncoder
-from adtrain.lazy import dataclass
 from adtrain.report.plot import Axis, Plot, ticks
 from adtrain.training.evaluation import mean_loss
 from adtrain.training.model_file import TrainedModel

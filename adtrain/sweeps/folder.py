@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from adtrain.config.records import Total
 from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import make_folder, remove_temporaries, unwritable, write_atomic
-from adtrain.lazy import dataclass
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.records import FORMAT, LAST_EPOCH_FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.step import empty_tally

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from threading import Lock
 from typing import Any
@@ -30,7 +30,6 @@ from adtrain.core.array import Array, array
 from adtrain.core.vmap import vmap
 from adtrain.data import DataSet, Split, shuffle
 from adtrain.data.shuffle import permutation
-from adtrain.lazy import dataclass
 from adtrain.metrics import Metric
 from adtrain.optim.optimizer import is_zero
 from adtrain.sweeps.records import Criterion

@@ -8,13 +8,13 @@ rates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
 import numpy as np
 
 from adtrain.config import Config
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 from adtrain.sweeps.members import Group
 from adtrain.sweeps.session import Session
 from adtrain.sweeps.wave import WaveTraining, run_to_end

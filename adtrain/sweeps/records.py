@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Literal, TypeAlias
 
 from adtrain.config.records import Bool, Duration, Measured, Sha256, Total
 from adtrain.config.sweep_section import Metric, Values
-from adtrain.lazy import dataclass
 from adtrain.metrics import MetricValue
 from adtrain.option_types import Size
 from adtrain.training.progress import metric_of

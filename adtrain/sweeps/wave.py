@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, islice
 from math import prod
@@ -19,7 +19,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.memory import empty_aligned
 from adtrain.curvature import is_of_loss
 from adtrain.data import Split
-from adtrain.lazy import dataclass
 from adtrain.metrics import Metric, MetricValue
 from adtrain.sweeps.members import EpochInputs, Group, Member, WaveInputs
 from adtrain.sweeps.records import MemberEpoch, OnTest

@@ -8,7 +8,7 @@ config gives the same bytes, whenever it is taken and however often the run was 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.data.datasets import ClassType
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.lazy import dataclass
 from adtrain.option_types import Number, Positive, Size
 from adtrain.training import tensor_file
 from adtrain.training.experiment import Experiment

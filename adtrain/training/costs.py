@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +18,6 @@ from adtrain.core.errors import OutOfMemory
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Equation, Program, costs
 from adtrain.core.staging import Staged
-from adtrain.lazy import dataclass
 from adtrain.passes import SIMPLIFY, fuse
 from adtrain.text import mebibytes
 from adtrain.training.examples import held_bytes

@@ -6,7 +6,7 @@ Signed distances from a mesh are computed by a Program that goes through all pai
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import reduce
 from math import pi
 from pathlib import Path
@@ -28,7 +28,6 @@ from adtrain.data import DataSet, meshes, points
 from adtrain.data.meshes import surface_points
 from adtrain.data.points import Box, Labels
 from adtrain.equations import FUNCTIONS, Derivative, Expression, Names, evaluate, parts
-from adtrain.lazy import dataclass
 from adtrain.passes import ALL
 from adtrain.training import network
 from adtrain.training.network import Network

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +19,6 @@ from adtrain.core.staging import Staged, stage
 from adtrain.core.vmap import vmap
 from adtrain.curvature import EXAMPLES, LossAt, is_of_loss, per_example_grad
 from adtrain.data import Images, Split
-from adtrain.lazy import dataclass
 from adtrain.metrics import METRICS, SCALES, ClassPredictions, Metric, MetricValue
 from adtrain.passes import ALL
 from adtrain.training.examples import Examples

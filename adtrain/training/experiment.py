@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from adtrain.core.program import Program
 from adtrain.core.staging import Pass, Staged, stage
 from adtrain.core.views import subview
 from adtrain.data import DataSet, Split, points, shuffle
-from adtrain.lazy import dataclass
 from adtrain.metrics import Metric
 from adtrain.nn.init import TypesOnly
 from adtrain.passes import ALL, SIMPLIFY, passes_of_ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -32,7 +32,6 @@ from adtrain.data.part import Known
 from adtrain.data.statistics import PIXEL_MAX
 from adtrain.data.table_encoder import TableEncoder, is_rows
 from adtrain.data.tokenizer import Tokenizer
-from adtrain.lazy import dataclass
 from adtrain.passes import ALL
 from adtrain.text import counted, first_names
 from adtrain.training import equations, network, tensor_file

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ import numpy as np
 
 from adtrain import nn
 from adtrain.core.errors import AdtrainError
-from adtrain.lazy import dataclass
 from adtrain.training.tensor_file import MODEL, TensorFile, in_words
 
 INDEX = "model.safetensors.index.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log, prod
 from typing import Any
@@ -20,7 +20,6 @@ from adtrain.core.trace import scope
 from adtrain.curvature import Curvature
 from adtrain.data.split import Images
 from adtrain.data.statistics import offsets
-from adtrain.lazy import dataclass
 from adtrain.training.tasks import Classification, Field, Multilabel, NextClass, NextToken, Regression, Solution, Task
 
 WHITENING_PIXELS = 1_000_000

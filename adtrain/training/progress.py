@@ -8,14 +8,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from adtrain.config import records
 from adtrain.config.records import BestBy, Bool, Duration, Measured, Total
 from adtrain.files import append_line, locked_by, read_file, unwritable
-from adtrain.lazy import dataclass
 from adtrain.option_types import Size
 from adtrain.training.scores import Score
 from adtrain.training.tasks import Labels, Task

@@ -12,6 +12,7 @@ norm, are computed in lockstep: one after the other up to an exchange, then the 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import prod
@@ -29,7 +30,6 @@ from adtrain.core.staging import stage
 from adtrain.core.trace import at, bind, phase, scope
 from adtrain.core.types import Shape
 from adtrain.core.views import subview
-from adtrain.lazy import dataclass
 from adtrain.ops.collectives import fusion_barrier, gather_shards_p, pairwise_sum, tree_sum
 from adtrain.training.step import EvaluationStep, StepMetrics, StepParts, Totals, TrainState, random_state
 

@@ -6,6 +6,7 @@ Both take a whole data set and the indices of a batch; gathering and normalising
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,7 +19,6 @@ from adtrain.core.autodiff import value_and_grad
 from adtrain.core.staging import Staged
 from adtrain.core.trace import phase, scope
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.training.network import Network
 from adtrain.training.tasks import Task
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -15,7 +16,6 @@ from adtrain.config.document import Data
 from adtrain.config.records import BestBy, Duration, Measured, Precision, Seed, Total
 from adtrain.core import timeline
 from adtrain.core.backend import backend
-from adtrain.lazy import dataclass
 from adtrain.metrics import ByClass, percentiles
 from adtrain.option_types import Probability, Size
 from adtrain.training.costs import planned_peak, step_flops

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +17,6 @@ from adtrain import ops
 from adtrain.core.array import Value, array
 from adtrain.core.trace import scope
 from adtrain.data.statistics import offsets
-from adtrain.lazy import dataclass
 from adtrain.metrics import Counts, psnr, r2
 from adtrain.training.scores import (
     LARGEST_LOG,

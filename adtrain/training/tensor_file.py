@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,6 @@ from adtrain.core.errors import AdtrainError
 from adtrain.core.types import ArrayType
 from adtrain.data.table_encoder import TableEncoder
 from adtrain.files import read_file
-from adtrain.lazy import dataclass
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
@@ -16,7 +17,6 @@ from adtrain.core.backend import Executable
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.timeline import during, report_status
 from adtrain.data import DataError, Split
-from adtrain.lazy import dataclass
 from adtrain.metrics import MetricValue
 from adtrain.optim import STOPPED
 from adtrain.training import scores

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +35,6 @@ from adtrain.core import communicator
 from adtrain.core.errors import AdtrainError
 from adtrain.core.timeline import report_status
 from adtrain.files import asset_path, write_atomic
-from adtrain.lazy import dataclass
 
 NAMES = ("cc", "gcc", "clang")
 # NaN and infinities behave as in NumPy. Only errno and floating-point traps, which Python never sees, are given up.

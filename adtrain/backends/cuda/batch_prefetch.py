@@ -9,7 +9,7 @@ This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Softwa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.horizontal import MAX_POINTERS, HorizontalFusion, blocks_in_launch
@@ -29,7 +29,6 @@ from adtrain.core.program import (
     launched_together,
     renamed,
 )
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import FusionPass, by_element, is_loops
 from adtrain.passes.order import exchanges_data, readers_first
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.loops import Epilogue, factors_of, loops
@@ -14,7 +14,6 @@ from adtrain.backends.cuda.vendor import LibraryCall
 from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import CudaKernel, CudaLaunch, TensorMap
 from adtrain.core.program import Equation, Variable
-from adtrain.lazy import dataclass
 
 WITH_CONSTANT_LENGTHS = ("small_gemm", "gemm_bf16x3")
 """Kernels whose lengths, except the batch, are constants in a fused product's source: divisions by these are fast."""

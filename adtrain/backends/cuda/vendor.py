@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from importlib.util import find_spec
 from math import prod
@@ -21,7 +22,6 @@ from adtrain.backends.cuda.runtime import libraries
 from adtrain.core.errors import AdtrainError, DeviceError
 from adtrain.core.precision import FULL
 from adtrain.core.program import Equation
-from adtrain.lazy import dataclass
 from adtrain.passes.plan_memory import ALIGNMENT
 
 CHOICES = 3

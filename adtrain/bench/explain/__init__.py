@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ from adtrain.bench.view import (
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.lazy import dataclass
 from adtrain.table import PERCENT, TEXT, CellFormat
 from adtrain.templates import Invocation, invocation
 from adtrain.text import counted, mebibytes, short

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from adtrain.bench.machine import Rates, Roofline
 from adtrain.bench.view import duration
-from adtrain.lazy import dataclass
 from adtrain.text import counted
 
 NEAR = 0.4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, Unsupported, WorkerFail
 from adtrain.bench.sampling import Time, Timing, in_turns, ratio
 from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
-from adtrain.lazy import dataclass
 
 Progress = Callable[[str], object]
 """Gets lines for the user."""

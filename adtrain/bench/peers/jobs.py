@@ -11,6 +11,7 @@ Systems share containers and layers of a model, operations, and optimizers, over
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from itertools import count, islice
 from operator import add, mul
@@ -26,7 +27,6 @@ from adtrain.config import Config
 from adtrain.core import tree
 from adtrain.core.array import array
 from adtrain.core.autodiff import vjp
-from adtrain.lazy import dataclass
 from adtrain.nn.network import layers
 from adtrain.sweeps.members import Group, groups_of, members_of
 

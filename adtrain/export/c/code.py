@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import isfinite
 from textwrap import TextWrapper
 from typing import Any, NamedTuple
@@ -20,7 +20,6 @@ from adtrain.codegen.elementwise import c_type, literal
 from adtrain.core.program import Variable
 from adtrain.core.types import ArrayType
 from adtrain.files import asset_path
-from adtrain.lazy import dataclass
 from adtrain.passes.plan_memory import Arena
 
 

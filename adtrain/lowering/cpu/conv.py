@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from adtrain.core.kernel import CKernel, register, value_for
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.lowering.cpu.products import in_full
 
 CACHE_LINE = 64

@@ -5,7 +5,7 @@ product by WGMMA in each step (`rnn/grid_recurrent.cu`, `rnn/grid_recurrent_grad
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -26,7 +26,6 @@ from adtrain.core.kernel import (
     register,
 )
 from adtrain.core.precision import FULL
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.reduce import VECTOR
 from adtrain.lowering.shapes import RECURRENT, RecurrentLengths, reads_all_cotangents, recurrent_lengths
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -20,7 +21,6 @@ from adtrain.codegen.elementwise import pointer
 from adtrain.core.kernel import value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, MAP_REDUCE, PRODUCT, Equation, Program, Variable, body_of
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import by_element, elementwise
 from adtrain.passes.plan_memory import MemoryPlan, Place
 

@@ -12,7 +12,7 @@ sums of blocks in double, so that the error does not grow with the number of ite
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -24,7 +24,6 @@ from adtrain.core.kernel import CKernel, value_for
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of, joined, related_axes, renamed
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import by_element
 from adtrain.passes.plan_memory import Arena, aligned_to_cache_line
 

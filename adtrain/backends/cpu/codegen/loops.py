@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from adtrain.backends.cpu.codegen.text import Writer
 from adtrain.backends.cpu.compiler import Source
@@ -19,7 +20,6 @@ from adtrain.codegen.elementwise import Axis, access, axes_of, c_type, offset, p
 from adtrain.codegen.map_reduce import STARTS, MapReduce, join, map_reduce, value
 from adtrain.core.kernel import value_for
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of
-from adtrain.lazy import dataclass
 
 FEW_ROWS = 32
 """Minimum rows that threads divide. With fewer they divide each row."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import OPTIONS, Part, indented
@@ -28,7 +29,6 @@ from adtrain.codegen.elementwise import (
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, arguments_of, body_of
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.gemm.bfloat16 import EpilogueBytes
 
 MAX_VECTOR = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import gcd
 from types import MappingProxyType
@@ -14,7 +14,6 @@ from adtrain.backends.cuda.compiler import Source
 from adtrain.codegen.elementwise import c_type, pointer
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Equation, Variable
-from adtrain.lazy import dataclass
 
 # No contraction to FMA, so that an equation gives the same bits alone and fused.
 OPTIONS = ("--fmad=false",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
@@ -15,7 +16,6 @@ from adtrain.core.kernel import WARP
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable, body_of
 from adtrain.core.types import Shape
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.reduce import VECTOR, power_of_two, vector_width
 from adtrain.passes.fusion import by_element
 

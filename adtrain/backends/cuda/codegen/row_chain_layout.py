@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
 from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
-from adtrain.lazy import dataclass
 
 WARPS = (4, 8, 12, 16)
 """Warps of a block."""

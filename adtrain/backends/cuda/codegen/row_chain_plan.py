@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import ceil, prod
 
@@ -28,7 +28,6 @@ from adtrain.backends.cuda.codegen.loops import flat
 from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import elementwise
 from adtrain.passes.simplify import merge_common_subexpressions, needed_for
 

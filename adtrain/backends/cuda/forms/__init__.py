@@ -6,13 +6,13 @@ Each is one record in the table FORMS, in a module here. `lower.py` imports all 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from adtrain.backends.cuda.codegen.loops import Epilogue, epilogue
 from adtrain.backends.cuda.codegen.part import Kernel
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.program import OVERWRITES, Equation, Overwrites
-from adtrain.lazy import dataclass
 
 LAUNCH_BYTES = 8 << 20
 """The bytes that the memory of a GPU moves in the time of a launch, 2 us at 4 TB/s."""

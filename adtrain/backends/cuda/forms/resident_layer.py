@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from adtrain.core.program import (
     single_equations,
 )
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import elementwise, fuse_loops
 
 BYTE, FLOAT = np.dtype(np.uint8), np.dtype(np.float32)

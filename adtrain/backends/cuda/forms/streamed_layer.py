@@ -11,7 +11,7 @@ the gradient of the outputs, so one kernel reads these once (kernels/cuda/gemm/l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,7 +55,6 @@ from adtrain.core.program import (
     without,
 )
 from adtrain.core.staging import Results, keeps
-from adtrain.lazy import dataclass
 from adtrain.passes.plan_memory import overwrites, read_once
 
 STREAMED_LAYER = "streamed_layer"

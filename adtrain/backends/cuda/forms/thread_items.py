@@ -8,6 +8,7 @@ several neighbouring rows: a 4 x 4 matrix is four of them.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from adtrain.backends.cuda.codegen.part import Kernel, kernel
@@ -18,7 +19,6 @@ from adtrain.core.axes import Items
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Equation, Program, Variable
-from adtrain.lazy import dataclass
 from adtrain.passes.fusion import Fusion, ProductFusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 

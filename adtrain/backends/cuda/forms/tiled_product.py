@@ -16,7 +16,7 @@ terms. Products that need the same tiles share them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,6 @@ from adtrain.core.primitive import PRIMITIVES, Primitive
 from adtrain.core.program import PRODUCT, Equation, Program, Variable, body_of, fuse, renamed
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
-from adtrain.lazy import dataclass
 from adtrain.passes.groups import Groups
 
 TILE, TERMS, CHUNK = 64, 3, 8

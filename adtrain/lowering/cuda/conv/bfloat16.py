@@ -7,7 +7,7 @@ An operand is an array of bfloat16, the sum of several (its terms), or float32 t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
 from math import prod
@@ -18,7 +18,6 @@ from adtrain.core.kernel import HOPPER, CudaKernel, Im2col, Target, TensorMap, m
 from adtrain.core.precision import FLOAT32 as UNROUNDED
 from adtrain.core.precision import TF32
 from adtrain.core.types import BITS
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
 from adtrain.lowering.cuda.conv.problem import Direction, window_macros
 from adtrain.lowering.cuda.gemm.bfloat16 import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
 from adtrain.core.types import BITS
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import FLOAT32, MAX_PIXELS, Direction, window_macros
 
 FILE = "conv/depthwise.cu"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from adtrain.core.kernel import MAX_GRID, WARP, CudaKernel, CudaLaunch, Target
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 
 THREADS, WEIGHT_GRAD_THREADS = 128, 256

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import Direction, PaddedIndex
 from adtrain.lowering.cuda.conv.rules import (
     problem_of,

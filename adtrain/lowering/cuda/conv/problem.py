@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -13,7 +13,6 @@ import numpy as np
 
 from adtrain.core.kernel import HOPPER, MAX_GRID, CudaKernel, Target
 from adtrain.core.precision import FULL, mantissa
-from adtrain.lazy import dataclass
 
 FLOAT32 = np.dtype(np.float32)
 MAX_PIXELS = (1 << 31) - 1024

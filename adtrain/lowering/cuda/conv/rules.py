@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adtrain.core.errors import DeviceError
 from adtrain.core.kernel import MAX_GRID, CudaKernel, CudaLaunch, Target
 from adtrain.core.precision import FULL
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.direct import DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import MAX_PIXELS, Algorithm, ConvProblem, Direction, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 
 FILE = "conv/shifted_bf16x3.cu"

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import MAX_OVERRUN, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,

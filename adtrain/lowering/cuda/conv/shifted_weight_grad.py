@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.conv.problem import PaddedIndex
 from adtrain.lowering.cuda.conv.shifted import (
     ALIGNED,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from adtrain.core.kernel import TENSOR_CORES, WARP, CudaKernel, CudaLaunch, Target, register
 from adtrain.core.precision import FULL
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
 from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.gemm.tiles import operand_macros, with_split_k
 
 TILE_M, TILE_K, STAGES, BUFFERS = 128, 32, 3, 2

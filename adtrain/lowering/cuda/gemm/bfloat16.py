@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from adtrain.core.kernel import HOPPER, CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 

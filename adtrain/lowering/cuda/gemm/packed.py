@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from adtrain.core.kernel import Arrays, CudaKernel, CudaLaunch, MemoryLayout, Target, lengths, memory_layout
-from adtrain.lazy import dataclass
 from adtrain.lowering.cuda.gemm.tiles import FMA_TILES, MmaKind, Tile, operand_macros, split_k_sum
 
 PACKED_ROWS, PACKED_BYTES = 128, 128 * 128

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
 from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch
-from adtrain.lazy import dataclass
 
 MAX_LENGTH = (1 << 31) - (1 << 10)
 """Maximum of M, N and K of a product, so that 32 bits count the rows and columns of the last tile too."""
