@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Sequence
 from typing import Any
@@ -259,3 +260,17 @@ def test_repeat_needs_new_values_of_the_donated_arguments() -> None:
         step(ad.array(np.ones(3)))
         with pytest.raises(ad.DTypeError, match="returns new values for its donated arguments, in their order"):
             step.repeat(2, ad.array(np.ones(3)))
+
+
+def test_garbage_is_collected_again_after_passes_and_after_an_error_in_one() -> None:
+    seen: list[bool] = []
+
+    def failing(program: Program) -> Program:
+        seen.append(gc.isenabled())
+        raise RuntimeError("a pass")
+
+    assert gc.isenabled()
+    with pytest.raises(RuntimeError, match="a pass"):
+        stage(lambda x: x + 1, (failing,))(ad.array([1.0]))
+    assert seen == [False]
+    assert gc.isenabled()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtrain.data import DataError, Options, chunks, csv_table
-from adtrain.data.chunks import ByteChunk, RowChunk, decimal_numbers
+from adtrain.data.chunks import ByteChunk, RowChunk, decimal_numbers, iso_dates
 from adtrain.data.csv_file import opened
+from adtrain.data.notation import days
 
 NUMBERS = [b"1", b"2.5", b"-0", b"+.5", b"0.1257302210933933", b"9007199254740993", b"1e3", b"-999"]
+DATED = [b"2024-05-06", b"2024-05-06 07:08", b"1999-12-31T23:59:59", b"2024-05-06 07:08:09.5", b"31.12.2024"]
 WORDS = [b"x", b" yes ", b"no", b"\xc3\xa4", b"maybe", b"another word"]
 OTHERS = [b"", b"2024-05-06", b"NA", b"nan", b"1_0", b"1,", b"inf", b"?", b"a longer text than NumPy compares"]
 MARKS = [b",", b",", b"\n", b"\n", b"\r\n", b"\r", b'"', b" ", b"\xff", b"\0"]
 
+ISO = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?")
+
 OPTIONS: list[dict[str, Any]] = [{}, {"missing": "mean"}, {"missing": "drop", "missing_values": (-999, "NA")},
-                                 {"categories": ("n",)}, {"label": None, "target": "n"}]  # fmt: skip
+                                 {"categories": ("n",)}, {"label": None, "target": "n"}, {"dates": ("n",)},
+                                 {"dates": ("n",), "missing": "mean", "missing_values": ("1999-12-31T23:59:59",)},
+                                 {"dates": ("n",), "missing": "drop", "missing_values": ("NA",)}]  # fmt: skip
 
 
-def table(rng: np.random.Generator) -> bytes:
-    """Rows of a number, a word and a label; in most tables with one cell of another kind, or bytes anywhere."""
-    rows = [[rng.choice(NUMBERS), rng.choice(WORDS), rng.choice(WORDS)] for _ in range(25)]
+def table(rng: np.random.Generator, values: Sequence[bytes]) -> bytes:
+    """Rows of a value, a word and a label; in most tables with one cell of another kind, or bytes anywhere."""
+    rows = [[rng.choice(values), rng.choice(WORDS), rng.choice(WORDS)] for _ in range(25)]
     change = rng.integers(3)
     if change == 0:
         rows[rng.integers(25)][rng.integers(3)] = rng.choice(OTHERS)
@@ -60,8 +67,8 @@ def outcome(path: Path, options: Options) -> Any:
 @given(st.integers(0, 2**32 - 1))
 def test_bytes_are_read_as_a_reader_of_csv_reads_them(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     rng, path = np.random.default_rng(seed), tmp_path_factory.getbasetemp() / "chunks.csv"
-    path.write_bytes(table(rng))
     options = Options(**OPTIONS[rng.integers(len(OPTIONS))])
+    path.write_bytes(table(rng, DATED if options.dates else NUMBERS))
     with sizes(BLOCK_BYTES=0, FIRST_ROWS=5):
         expected = outcome(path, options)
     with sizes(BLOCK_BYTES=1 << 20, FIRST_ROWS=5, MORE_ROWS=9):
@@ -128,6 +135,31 @@ def test_decimals_are_rounded_as_python_rounds_them(texts: list[str]) -> None:
             assert value.hex() == float(text).hex()
     short = {i for i, x in enumerate(texts) if x.replace(".", "", 1).lstrip("+-").isdecimal() and len(x) < 16}
     assert not short & others or any(text.count("-") + text.count("+") > 1 for text in texts)
+
+
+DATES = st.one_of(
+    st.datetimes().map(lambda x: x.isoformat(" ", "seconds")),
+    st.datetimes().map(lambda x: x.isoformat("T", "minutes")),
+    st.dates().map(str),
+    st.from_regex(r"[0-9]{4}-[0-3][0-9]-[0-3][0-9]([ T][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?", fullmatch=True),
+    st.sampled_from(
+        ["", "0000-01-01", "1900-02-29", "2000-02-29", "9999-12-31", "2024-12-31 24:00", "2024/12/31", "x"]
+    ),
+)
+
+
+@given(st.lists(st.tuples(DATES, st.sampled_from(["", "", "", "x", " "])).map("".join), min_size=1))
+def test_dates_are_read_as_one_by_one(texts: list[str]) -> None:
+    block = bytes(chunks.PADDING) + "".join(f"{text}," for text in texts).encode()
+    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord(","))
+    found = iso_dates(block, np.concatenate([[chunks.PADDING], ends[:-1] + 1]), ends)
+    others = set(found.others.tolist())
+    for i, (text, value) in enumerate(zip(texts, found.values.tolist(), strict=True)):
+        if i in others or not text:
+            assert np.isnan(value)
+            assert not (ISO.fullmatch(text) and days(text, None) is not None)
+        else:
+            assert value == days(text, None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 5, 2**64 - 1])), min_size=1))

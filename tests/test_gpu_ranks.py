@@ -27,7 +27,7 @@ from adtrain.backends.cuda.runtime.exchanges import CopyEngines, Exchanges, conn
 from adtrain.core import communicator
 from adtrain.core.backend import backend
 from adtrain.core.types import ArrayType
-from adtrain.distributed.session import joined
+from adtrain.distributed.agreement import joined
 
 with joined(60, print, lambda error: (str(error), 2)):
     ranks, gpu = communicator.current(), backend("gpu")

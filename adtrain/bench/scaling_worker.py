@@ -164,7 +164,7 @@ def main() -> None:
     """Measure what the argument, a Request as JSON, describes."""
     divide_host(os.environ)
     from adtrain.core.errors import AdtrainError
-    from adtrain.distributed.session import joined
+    from adtrain.distributed.agreement import joined
 
     request = Request(**json.loads(sys.argv[1]))
     try:

@@ -63,7 +63,7 @@ def ranks_options(command: Callable[..., None]) -> Callable[..., None]:
             raise SystemExit(launch(ranks, sys.argv[1:], timeout, message))
         if ranks is not None and found is not None and ranks != found.size:
             raise click.UsageError(f"found --ranks {ranks}, but {found.launcher} started {found.size} processes")
-        from adtrain.distributed.session import joined
+        from adtrain.distributed.agreement import joined
 
         with joined(timeout, message_of_rank, _described), named_errors():
             end_on_signals()
@@ -215,7 +215,7 @@ def command(
     cfg = None
     if run is None:
         with during("imports"):
-            from adtrain.distributed.session import agreed
+            from adtrain.distributed.agreement import agreed
         with during("config"):
             cfg = agreed(lambda: _loaded(str(config_path), [*settings, *longer], plugins))
     with during("imports"):

@@ -25,7 +25,7 @@ from adtrain.core import communicator, timeline
 from adtrain.core.backend import backend
 from adtrain.core.timeline import during, report_status, status_handler
 from adtrain.display import IntervalLines, ProgressLines, progress_display
-from adtrain.distributed.session import AgreedExit, agreed, same_everywhere
+from adtrain.distributed.agreement import AgreedExit, agreed, same_everywhere
 from adtrain.signals import stop_signals
 from adtrain.table import PERCENT, TEXT, CellFormat, Column, broken, render, terminal_width
 from adtrain.text import counted, mebibytes, short

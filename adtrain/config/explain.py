@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from adtrain.config import habits
+from adtrain.config import habits, keys
 from adtrain.config.document import (
     Config,
     Data,
@@ -64,7 +65,7 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
             names = tuple(FAMILIES[family])
             message, hint = f"unknown {family} {found(name)}", habits.of_name(name, names) or similar(name, names)
             hint = hint or habits.of_class(value, names)
-            if owner := next((kind for kind, spec in FAMILIES[family].items() if name in spec.model_fields), None):
+            if owner := next((kind for kind in names if name in _options(family, kind)), None):
                 message = f"found the option {name}, expected the name of the {family} before it"
                 hint = f"write for example {dotted((*path, owner, name))}"
         case "union_tag_not_found":
@@ -86,6 +87,12 @@ def _problem(details: ErrorDetails, root: Node, section: PathParts) -> Problem:
     if hint is not None:
         return Problem(where, dotted(path), f"{message}; {hint}")
     return Problem(where, dotted(path), message, names)
+
+
+def _options(family: str, kind: str) -> Sequence[str]:
+    """The options of a class or function. Those of the package are known without a model."""
+    found = keys.options().get(kind)
+    return tuple(FAMILIES[family][kind].model_fields) if found is None else found
 
 
 def _without_names(path: PathParts) -> PathParts:

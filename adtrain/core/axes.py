@@ -15,6 +15,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 from adtrain.core.types import Shape
@@ -22,6 +23,9 @@ from adtrain.core.types import Shape
 Labels: TypeAlias = tuple[str, ...]
 """For each axis of a value its label, a character; "" for an axis without one. A reshape also joins and divides axes:
 one that has the indices of several, in row-major order, has their labels, in that order."""
+
+KNOWN = 4096
+"""The most relations of one kind that are kept: a network repeats layers, and so equations of equal shapes."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +171,8 @@ def letters(count: int) -> Labels:
     return tuple(chr(ord("a") + i) for i in range(count))
 
 
-def parsed(text: str, arguments: Sequence[int], results: Sequence[int]) -> Axes | None:
+@lru_cache(KNOWN)
+def parsed(text: str, arguments: tuple[int, ...], results: tuple[int, ...]) -> Axes | None:
     """The relation that a text such as "*mk,kn->*mn" says, for arguments and results with these numbers of axes.
 
     A small letter is a label, "." an axis without one. "*" stands for all other axes, which have labels of their own,
@@ -197,7 +202,8 @@ def _expanded(text: str, count: int) -> Labels | None:
     return labels if len(set(named)) == len(named) else None
 
 
-def aligned(arguments: Sequence[Shape], results: Sequence[Shape]) -> Axes:
+@lru_cache(KNOWN)
+def aligned(arguments: tuple[Shape, ...], results: tuple[Shape, ...]) -> Axes:
     """The axes of an elementwise operation or broadcast: equal ones move together, counted from the last one."""
     ndim = max(map(len, results))
     lengths = dict(enumerate(next(shape for shape in results if len(shape) == ndim)))

@@ -1,4 +1,4 @@
-"""Memory of new arrays: where it begins, and, for tests, what it holds.
+"""Memory of new arrays: where it begins, and, for tests, what it holds; and when Python looks for garbage.
 
 Arrays on the host begin at a cache line, so that a vector load reads one line, not two. NumPy aligns large arrays to 16
 bytes. Compiled loops over such arrays take up to 1.5 times as long if the data come from the second-level cache or
@@ -11,6 +11,7 @@ this holds for the outputs of a Program.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -85,3 +86,15 @@ def poisoned() -> Iterator[None]:
         yield
     finally:
         _active = before
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Let Python look for no unused reference cycles in a block."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -193,9 +193,9 @@ class Primitive:
         Raises:
             ShapeError: the primitive's ``axes`` do not fit its arguments and outputs.
         """
-        given = [x.shape for x in args]
-        found = [x.shape for x in (self.output_types(args, params) if outputs is None else outputs)]
-        ranks = [len(shape) for shape in given], [len(shape) for shape in found]
+        given = tuple([x.shape for x in args])
+        found = tuple([x.shape for x in (self.output_types(args, params) if outputs is None else outputs)])
+        ranks = tuple(map(len, given)), tuple(map(len, found))
         if self.axes is None:
             return whole(*ranks) if self.expression is None else aligned(given, found)
         stated = self.axes(*args, **params) if callable(self.axes) else self.axes
@@ -205,9 +205,20 @@ class Primitive:
             raise ShapeError(f"{self.name}: axes {stated!r} do not fit the shapes {shapes}")
         return axes
 
-    def cost(self, args: Sequence[Any], params: Mapping[str, Any], counts: Sequence[int] | None = None) -> Cost:
-        """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes); ``counts`` are its `elements_read`."""
-        outputs = self.output_types(args, params)
+    def cost(
+        self,
+        args: Sequence[Any],
+        params: Mapping[str, Any],
+        counts: Sequence[int] | None = None,
+        outputs: Sequence[ArrayType] | None = None,
+    ) -> Cost:
+        """FLOPs and bytes of one run on such arguments (arrays or ArrayTypes).
+
+        Args:
+            counts: its `elements_read`, where these are known.
+            outputs: their types, where these are known.
+        """
+        outputs = self.output_types(args, params) if outputs is None else outputs
         flops = self.flops(*args, **params) if self.flops else sum(out.size for out in outputs)
         counts = self.elements_read(args, params) if counts is None else counts
         read = sum(n * x.dtype.itemsize for x, n in zip(args, counts, strict=True))
@@ -238,9 +249,9 @@ def _pull(pullbacks: Sequence[Pullback | None], single: bool) -> Pull:
     return pull
 
 
-def _ranks(axes: Axes) -> tuple[list[int], list[int]]:
+def _ranks(axes: Axes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The numbers of axes of arguments and results."""
-    return [len(labels) for labels in axes.arguments], [len(labels) for labels in axes.results]
+    return tuple(map(len, axes.arguments)), tuple(map(len, axes.results))
 
 
 def no_flops(*args: Any, **params: Any) -> int:

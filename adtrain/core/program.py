@@ -26,21 +26,17 @@ from adtrain.core.types import ArrayType, Shape
 class Variable:
     """A value of a Program: its type, its device and its members. Compared by identity.
 
-    A mapped value differs between the members of a Program by member. Its type and size are those of one member, and
-    `members` is their number. Another value has 0 members.
+    A mapped value differs between the members of a Program by member. Its type and size, the number of elements, are
+    those of one member, and `members` is their number. Another value has 0 members.
     """
 
-    __slots__ = ("device", "members", "type")
+    __slots__ = ("device", "members", "size", "type")
 
     def __init__(self, type_: ArrayType, device: str, members: int = 0) -> None:
         self.type = type_
         self.device = device
         self.members = members
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.type.shape)
+        self.size = math.prod(type_.shape)
 
     @property
     def nbytes(self) -> int:
@@ -104,7 +100,8 @@ class Equation:
     @cached_property
     def cost(self) -> Cost:
         """FLOPs and bytes of one run, for one member."""
-        return self.primitive.cost([v.type for v in self.inputs], self.params, self.elements_read)
+        types, outputs = ([v.type for v in variables] for variables in (self.inputs, self.outputs))
+        return self.primitive.cost(types, self.params, self.elements_read, outputs)
 
     @cached_property
     def elements_read(self) -> Sequence[int]:
@@ -219,6 +216,17 @@ class Program:
             for v in dict.fromkeys(e.inputs):
                 found.setdefault(v, []).append(e)
         return found
+
+    @cached_property
+    def positions(self) -> Mapping[Variable, int]:
+        """The position of the equation that computes each variable."""
+        return {v: i for i, e in enumerate(self.equations) for v in e.outputs}
+
+    @cached_property
+    def needs(self) -> Sequence[frozenset[int]]:
+        """For each equation the positions of those whose results it reads."""
+        found = self.positions
+        return [frozenset(found[v] for v in e.inputs if v in found) for e in self.equations]
 
     @cached_property
     def producer(self) -> Mapping[Variable, Equation]:
@@ -448,7 +456,7 @@ def _fused_reads(*args: Any, form: str, body: Program) -> Sequence[int]:
 
 def _fused_axes(*args: Any, form: str, body: Program) -> Axes:
     if form == LOOPS:
-        return aligned([v.type.shape for v in body.inputs], [v.type.shape for v in body.outputs])
+        return aligned(tuple(v.type.shape for v in body.inputs), tuple(v.type.shape for v in body.outputs))
     return axes_of_body(body)
 
 

@@ -20,6 +20,7 @@ from adtrain.core import tree
 from adtrain.core.array import Array, TracedNumber, Value, array, returned_no_array
 from adtrain.core.backend import Executable, backend
 from adtrain.core.errors import DTypeError, TraceError, user_line
+from adtrain.core.memory import without_collection
 from adtrain.core.precision import current_precision
 from adtrain.core.primitive import Primitive, Trait
 from adtrain.core.program import Equation, Program, Variable
@@ -519,8 +520,9 @@ class Staged:
         return _Compiled(arguments, key, traced, program, results, executable, donated)
 
     def _optimized(self, program: Program) -> Program:
-        for apply in self.passes:
-            program = apply(program)
+        with without_collection():  # passes make many objects, and nearly no cycles
+            for apply in self.passes:
+                program = apply(program)
         return program
 
     def _trace(self, leaves: Sequence[Any], structure: tree.TreeDef) -> tuple[Program, tree.TreeDef]:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import datetime
+from functools import cache
 from io import TextIOWrapper
 from itertools import islice, pairwise
 from typing import NamedTuple, Protocol
@@ -15,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from adtrain.data.csv_file import Line, Opened, csv_lines
-from adtrain.data.notation import is_plain
+from adtrain.data.notation import EPOCH, is_plain
 from adtrain.files import open_regular
 
 FIRST_ROWS, MORE_ROWS = 1024, 16384
@@ -41,6 +44,12 @@ WORD, MOST_WORDS = 8, 3
 
 PADDING = WORD * MOST_WORDS
 """Bytes before the first text of a block."""
+
+ISO_LENGTHS, ISO_NUMBERS = (10, 16, 19), (0, 2, 5, 8, 11, 14, 17)
+"""Bytes of 2024-12-31, 2024-12-31 23:59 and 2024-12-31 23:59:59, and the first ones of their numbers of two digits."""
+
+ISO_MARKS = {4: (MINUS,), 7: (MINUS,), 10: tuple(b" T"), 13: tuple(b":"), 16: tuple(b":")}
+"""The possible bytes at places without digits."""
 
 ALL_BYTES = 0x0101010101010101
 NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
@@ -72,6 +81,10 @@ class Chunk(Protocol):
     def distinct(self, column: int) -> Distinct: ...
 
     def numbers(self, column: int) -> Numbers: ...
+
+    def dates(self, column: int) -> Numbers | None:
+        """The dates that `iso_dates` reads; None where there is none in the column."""
+        ...
 
 
 class Distinct(NamedTuple):
@@ -105,6 +118,9 @@ class RowChunk:
     def numbers(self, column: int) -> Numbers:
         return _numbers_or_others(self, column, np.full(len(self._rows), np.nan), np.arange(len(self._rows)))
 
+    def dates(self, column: int) -> None:  # their texts are split already
+        return None
+
 
 class ByteChunk:
     """Rows of bytes. `ends` are the positions behind the cells, int64 (rows, columns); the first begins at `begin`."""
@@ -130,12 +146,18 @@ class ByteChunk:
         words = [_last_bytes(self._block, ends, ends - begins, i) for i in range(-(-longest // WORD))]
         numbers = first_equal(words)
         first = np.flatnonzero(numbers == np.arange(len(numbers)))
+        number_of_first = np.empty_like(numbers)
+        number_of_first[first] = np.arange(len(first))
         bounds = zip(begins[first].tolist(), ends[first].tolist(), strict=True)
-        return Distinct([self._block[i:j].decode() for i, j in bounds], first, np.searchsorted(first, numbers))
+        return Distinct([self._block[i:j].decode() for i, j in bounds], first, number_of_first[numbers])
 
     def numbers(self, column: int) -> Numbers:
         values, others = decimal_numbers(self._block, self._begins(column), self._ends[column])
         return _numbers_or_others(self, column, values, others)
+
+    def dates(self, column: int) -> Numbers | None:
+        found = iso_dates(self._block, self._begins(column), self._ends[column])
+        return None if np.isnan(found.values).all() else found
 
 
 def _numbers_or_others(chunk: Chunk, column: int, values: np.ndarray, others: np.ndarray) -> Numbers:
@@ -249,6 +271,40 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     return Numbers(values, np.flatnonzero(are_wrong))
 
 
+def iso_dates(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbers:
+    """The texts between positions as `notation.days`: 2024-12-31, 2024-12-31 23:59 and 2024-12-31T23:59:59. Texts in
+    other forms, and those that are no dates, are `others`."""
+    lengths = ends - begins
+    values, others = np.full(len(ends), np.nan), lengths > 0
+    for length in ISO_LENGTHS:
+        rows = np.flatnonzero(lengths == length)
+        texts = np.ndarray((len(block) - length + 1, length), np.uint8, block, strides=(1, 1))[begins[rows]]
+        texts = np.ascontiguousarray(texts.T)
+        digits = texts - np.uint8(ZERO)
+        fits = np.logical_and.reduce([digits[i] <= 9 for i in range(length) if i not in ISO_MARKS])
+        for i, marks in ISO_MARKS.items():
+            fits &= i >= length or np.logical_or.reduce([texts[i] == mark for mark in marks])
+        if not fits.all():
+            rows, digits = rows[fits], digits[:, fits]
+        century, year, month, day, *time = (digits[i] * np.uint8(10) + digits[i + 1] for i in ISO_NUMBERS if i < length)
+        hour, minute, second = [*time, *[np.zeros(len(rows), np.uint8)] * 3][:3]
+        fits = (century | year > 0) & (month > 0) & (month <= 12) & (hour < 24) & (minute < 60) & (second < 60)
+        months = np.where(fits, (century * np.int64(100) + year) * 12 + month, 13)
+        first = month_starts()[months]
+        fits &= (day > 0) & (first + day <= month_starts()[months + 1])
+        seconds = (first + day - 1) * 86400 + (hour * np.int64(60) + minute) * 60 + second
+        values[rows[fits]] = seconds[fits] / 86400
+        others[rows[fits]] = False
+    return Numbers(values, np.flatnonzero(others))
+
+
+@cache
+def month_starts() -> np.ndarray:
+    """For each month its first day, in days since EPOCH, to that after year 9999. Month m of year y is at 12 y + m."""
+    months = np.arange(12 * 10_000 + 2) - (12 * 1970 + 1)
+    return months.astype("M8[M]").astype("M8[D]").astype(np.int64) - (EPOCH - datetime(1970, 1, 1)).days
+
+
 def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zeros: np.uint64 = NOTHING) -> np.ndarray:
     """The `i`-th last eight bytes of each text as an integer, the first one lowest, combined with `zeros` by XOR. Bytes
     before the text are 0."""
@@ -313,24 +369,33 @@ def chunks(table: Opened) -> Iterator[Chunk]:
         yield from _of_rows(table, table.lines)
         return
     line = table.before
-    with open_regular(table.path) as file:
+    with open_regular(table.path) as file, ThreadPoolExecutor(1) as pool:
         for _ in range(line):
             file.readline()
-        begin = file.tell()
-        while block := file.read(BLOCK_BYTES) + file.readline():
-            split = _split(block if begin else block.removeprefix(BOM_UTF8), table.delimiter, len(table.first))
+
+        def next_block() -> tuple[int, tuple[bytes, np.ndarray] | None] | None:
+            """Where the next block begins, and its split; None behind the last one."""
+            begin = file.tell()
+            block = file.read(BLOCK_BYTES) + file.readline()
+            content = block if begin else block.removeprefix(BOM_UTF8)
+            return (begin, _split(content, table.delimiter, len(table.first))) if block else None
+
+        coming = pool.submit(next_block)
+        while (found := coming.result()) is not None:
+            begin, split = found
             if split is None:
                 file.seek(begin)
                 with TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
                     yield from _of_rows(table, csv_lines(text, table.path, table.delimiter, line))
                 return
+            coming = pool.submit(next_block)  # it is split while this one is converted
             content, ends = split
             start = FIRST_ROWS if line == table.before else MORE_ROWS
             bounds = [0, *range(start, len(ends), MORE_ROWS), len(ends)]
             for first, last in pairwise(bounds):
                 at = int(ends[first - 1, -1]) + 1 if first else PADDING
                 yield ByteChunk(range(line + first + 1, line + last + 1), content, at, ends[first:last])
-            line, begin = line + len(ends), file.tell()
+            line += len(ends)
 
 
 def _of_rows(table: Opened, lines: Iterator[Line]) -> Iterator[Chunk]:

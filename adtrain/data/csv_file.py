@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from adtrain.core.options import Bounds, Expected, Matches
 from adtrain.data.errors import DataError, DataOptionError, printable
-from adtrain.data.notation import Decimal, Notation, cleaned, is_finite, is_number
+from adtrain.data.notation import Decimal, Notation, cleaned, days, is_finite, is_number
 from adtrain.data.part import Columns, ShapeOptions
 from adtrain.files import open_regular
 from adtrain.option_types import Items, Text
@@ -308,6 +308,11 @@ class Missing:
         given = [x if isinstance(x, str) else self._notation.written(x) for x in options.missing_values]
         self._texts = {"", *map(str.lower, given)}
         self.numbers = {float(x) for x in map(self._notation.in_python, given) if is_number(x) and is_finite(x)}
+
+    @property
+    def has_dates(self) -> bool:
+        """Whether a text is a date; some have letters, as 2024-12-31T23:59Z."""
+        return any(days(text.upper(), None) is not None for text in self._texts)
 
     def __contains__(self, text: str) -> bool:
         if text.lower() in self._texts:

@@ -305,6 +305,8 @@ class _ColumnReader:
     def convert(self, chunk: Chunk) -> np.ndarray:
         """The cells of these rows as float64; NaN for an empty cell. Raises DataError with line and column."""
         position = self._column.position
+        if self._column.is_date and (found := self._plain_dates(chunk)) is not None:
+            return found
         if self.has_categories or self._column.is_date:
             return self._coded(chunk)
         has_own_numbers = self.notation.decimal is not None or self.notation.sign or self.missing.numbers
@@ -326,6 +328,20 @@ class _ColumnReader:
         if len(others):
             values[others] = self._converted([chunk.lines[i] for i in others], chunk.texts(position, others))
         self.has_numbers = self.has_numbers or not empty.all()
+        return values
+
+    def _plain_dates(self, chunk: Chunk) -> np.ndarray | None:
+        """The dates of a chunk; None where all texts are needed, for another format or for an error."""
+        if self.date_format is not None or self.missing.has_dates:
+            return None
+        if (found := chunk.dates(self._column.position)) is None:
+            return None
+        values, others = found
+        if not self.allow_empty and np.count_nonzero(np.isnan(values)) > len(others):
+            return None
+        if len(others):
+            lines = [chunk.lines[i] for i in others]
+            values[others] = self._converted(lines, chunk.texts(self._column.position, others))
         return values
 
     def _coded(self, chunk: Chunk) -> np.ndarray:

@@ -31,6 +31,9 @@ PLACE = "rows"
 DATE_FEATURES = ("days", "week_sin", "week_cos", "year_sin", "year_cos")
 """What is appended to the name of a column of dates."""
 
+ROWS = 4096
+"""Rows whose features are set column by column, while these are in the processor's cache."""
+
 BOOLEANS = ("False", "True")
 """Labels that are booleans, as texts."""
 MISSING = ("NAType", "NaTType")
@@ -120,9 +123,18 @@ class TableEncoder:
             return cells
         nbytes = cells.itemsize * len(cells) * len(self.features)
         require_memory(place, nbytes, "; data.drop leaves out columns with many categories")
-        features, begin = np.zeros((len(cells), len(self.features)), cells.dtype), 0
-        for i, (column, found) in enumerate(zip(self.columns.features, columns, strict=True)):
-            block, values = features[:, begin : begin + self.width(column)], cells[:, i]
+        features = np.zeros((len(cells), len(self.features)), cells.dtype)
+        pairs = list(zip(self.columns.features, columns, strict=True))
+        numbers = [_numbers(cells[:, i], *pair, place) for i, pair in enumerate(pairs)]
+        for row in range(0, len(cells), ROWS):
+            self._encode(cells[row : row + ROWS], numbers, features[row : row + ROWS])
+        return features
+
+    def _encode(self, cells: np.ndarray, numbers: Sequence[np.ndarray], features: np.ndarray) -> None:
+        """Set the features of some rows, which are 0; `numbers` are those of `_numbers` for each column."""
+        begin = 0
+        for column, values, number in zip(self.columns.features, cells.T, numbers, strict=True):
+            block = features[:, begin : begin + self.width(column)]
             empty = np.isnan(values)
             filled = np.flatnonzero(~empty)
             if column.is_date:
@@ -131,16 +143,15 @@ class TableEncoder:
                 block[:, 0] = values
                 block[empty] = 0
             else:
-                numbers = _numbers(values[filled].astype(np.int64), column, found, place)
+                found = number[values[filled].astype(np.int64)]
                 if self.encoding == "index":
-                    block[filled, 0] = numbers
+                    block[filled, 0] = found
                 else:
-                    known = numbers > 0
-                    block[filled[known], numbers[known] - 1] = 1
+                    known = found > 0
+                    block[filled[known], found[known] - 1] = 1
             if self.fill:
                 block[empty] = self.fill[begin : begin + block.shape[1]]
             begin += block.shape[1]
-        return features
 
     def images(self, cells: np.ndarray, columns: tuple[Column, ...], place: str, options: CsvOptions) -> np.ndarray:
         """The features as images: (N, F, 1, 1), or with `options.shape` (N, *shape), uint8 if all are pixels."""
@@ -164,7 +175,7 @@ def learn(cells: np.ndarray, rows: np.ndarray, columns: Columns, options: CsvOpt
             learnt.append(column)
             fill += [0.0] * (len(DATE_FEATURES) if column.is_date else 1)
             continue
-        values = cells[:, i] if len(rows) == len(cells) else cells[rows, i]
+        values = cells[:, i].copy() if len(rows) == len(cells) else cells[rows, i]
         values = values[~np.isnan(values)]
         if mean and not len(values):
             reason = "found no value in the training rows, expected one for data.missing: mean; data.drop leaves it out"
@@ -196,16 +207,16 @@ def date_features(days: np.ndarray) -> np.ndarray:
     return np.stack([days, *(f(angle) for angle in angles for f in (np.sin, np.cos))], axis=1)
 
 
-def _numbers(codes: np.ndarray, column: Column, found: Column, place: str) -> np.ndarray:
-    """The number of each category from 1, or 0 with a warning for unknown ones.
+def _numbers(values: np.ndarray, column: Column, found: Column, place: str) -> np.ndarray:
+    """The number of each category of `found` from 1, or 0 with a warning for those that `column` does not have.
 
-    `codes` are indices into the categories of `found`.
+    `values` are indices into these categories, and NaN.
     """
     known = {text: number for number, text in enumerate(column.categories or (), 1)}
     texts = found.categories or ()
-    numbers = np.array([known.get(text, 0) for text in texts], np.int64)[codes]
-    if not numbers.all():
-        unseen = codes[numbers == 0]
+    numbers = np.array([known.get(text, 0) for text in texts], np.int64)
+    codes = np.zeros(0, np.int64) if numbers.all() else values[~np.isnan(values)].astype(np.int64)
+    if len(unseen := codes[numbers[codes] == 0]):
         others = len(np.unique(unseen)) - 1
         what = f"found {quoted(texts[unseen[0]])}{f' and {others:,} more' if others else ''}"
         where = f"in column {printable(column.title)} ({counted(len(unseen), 'rows')})"

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from adtrain.core.errors import AdtrainError
 
+DIED = 1
+"""The exit code of a job in which a rank died or hung."""
+
 
 class Place(NamedTuple):
     """A process's place in its job.

@@ -28,6 +28,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from adtrain.distributed.environment import DIED
 from adtrain.distributed.rendezvous import SECRET
 from adtrain.signals import Handler, handled
 
@@ -275,8 +276,6 @@ class WatchdogClient:
 
 ADDRESS, TOKEN = "ADTRAIN_WATCHDOG", "ADTRAIN_WATCHDOG_TOKEN"
 """The variables that tell a rank where its watchdog listens, and what to present to it."""
-DIED = 1
-"""The exit code of a job in which a rank died or hung."""
 POLL_SECONDS = 0.05
 """How often the processes are polled."""
 END_SECONDS = 2.0

@@ -233,7 +233,7 @@ broadcast_to_p: Primitive = Primitive(
     view=True,
     traits=(Trait.BROADCAST, Trait.LINEAR),
     batch=_broadcast_to_batch,
-    axes=lambda x, shape: aligned([x.shape], [shape]),
+    axes=lambda x, shape: aligned((x.shape,), (tuple(shape),)),
 )
 
 

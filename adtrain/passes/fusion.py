@@ -240,6 +240,8 @@ def declined(passes: Sequence[Callable[[Program], Program]], programs: Sequence[
 
 def _with_alone(program: Program, fusion: Fusion) -> Program:
     """The Program in which single equations that are worth it are equations of the form."""
+    if type(fusion).alone is Fusion.alone:
+        return program
     alone = {e for e in program.equations if fusion.alone(e, program.readers.get(e.outputs[0], ()))}
     if not alone:
         return program

@@ -8,7 +8,7 @@ Kelly: "A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs" (ACM J
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from adtrain.core.program import Equation, Program, Variable
@@ -27,7 +27,7 @@ class TopologicalOrder:
         visited: the number of nodes that searches have visited, a measure of the work done.
     """
 
-    def __init__(self, needs: Sequence[set[int]]) -> None:
+    def __init__(self, needs: Sequence[Collection[int]]) -> None:
         """``needs`` has only smaller numbers for each node."""
         self.needs = [set(nodes) for nodes in needs]
         self.needed_by: list[set[int]] = [set() for _ in needs]
@@ -127,15 +127,13 @@ class Groups:
     def __init__(self, program: Program, limit: float = math.inf) -> None:
         self.program = program
         self.equations = program.equations
-        self.producer = {v: i for i, e in enumerate(self.equations) for v in e.outputs}
+        self.producer = program.positions
         self.of = list(range(len(self.equations)))
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
         self.limit = limit
         self.counts = [0 if math.isinf(limit) else _count(e) for e in self.equations]
         """The number of equations in each group, where it is limited."""
-        self.order = TopologicalOrder(
-            [{self.producer[v] for v in e.inputs if v in self.producer} for e in self.equations]
-        )
+        self.order = TopologicalOrder(program.needs)
 
     def group_of(self, i: int) -> list[Equation]:
         """The equations of the group that equation number ``i`` is in."""

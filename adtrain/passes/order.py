@@ -169,12 +169,12 @@ def _with_early_updates(program: Program, exchanges: Sequence[int], dependences:
 @keeps(Results.EXACT)
 def readers_first(program: Program) -> Program:
     """The same equations, with readers of a donated input before its overwriter, if dependences allow."""
-    producer = {v: i for i, e in enumerate(program.equations) for v in e.outputs}
+    producer = program.positions
     readers: dict[Variable, dict[int, None]] = {}
     for i, e in enumerate(program.equations):
         for v in e.inputs:
             readers.setdefault(v, {})[i] = None
-    order = TopologicalOrder([{producer[v] for v in e.inputs if v in producer} for e in program.equations])
+    order = TopologicalOrder(program.needs)
     for out, donated in pair_donated(program).items():
         writer = producer.get(out)
         for i in readers.get(donated, ()):

@@ -6,7 +6,6 @@ Kernels of a module of PyCUDA: the shapes of their launches, the one way to laun
 from __future__ import annotations
 
 import ctypes
-import gc
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from cuda.bindings import driver
 
 from adtrain.backends.cuda.launch_plan import WorkSize
 from adtrain.core.errors import DeviceError, DeviceFault, OutOfMemory
+from adtrain.core.memory import without_collection
 from adtrain.text import mebibytes
 
 
@@ -214,9 +214,7 @@ def captured(stream: Any, work: Callable[[], None]) -> Any:
     Raises:
         DeviceError: it cannot be captured.
     """
-    collecting = gc.isenabled()
-    gc.disable()  # freeing memory may synchronize, which ends the capture
-    try:
+    with without_collection():  # freeing memory may synchronize, which ends the capture
         checked(driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED))
         try:
             work()
@@ -224,9 +222,6 @@ def captured(stream: Any, work: Callable[[], None]) -> Any:
             driver.cuStreamEndCapture(stream)  # its error follows from the first one
             raise
         return checked(driver.cuStreamEndCapture(stream))
-    finally:
-        if collecting:
-            gc.enable()
 
 
 @translated()

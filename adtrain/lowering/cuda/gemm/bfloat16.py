@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -216,11 +217,11 @@ class Bfloat16Product:
         """Whether boxes fill the columns of a tile, where these are the columns of a box."""
         return not self.mn_major[1] or self.tile.n % self.box[1] == 0
 
-    def may_split(self) -> bool:
-        """Whether there are tiles to split, their splits run at once, and each has MIN_SPLIT_TILES tiles of K."""
-        enough = self.lengths[3] >= self.splits * MIN_SPLIT_TILES * self.tile.k
-        few = 0 < self.splits * self._split_tiles <= self.target.multiprocessors
-        return self.splits == 1 or (enough and few)
+    def possible_splits(self, splits: Sequence[int]) -> Iterator[int]:
+        """Those of ``splits`` that run at once, each with MIN_SPLIT_TILES tiles of K; and 1."""
+        most = self.lengths[3] // (MIN_SPLIT_TILES * self.tile.k)
+        tiles = self._tiles % self.target.multiprocessors
+        return (x for x in splits if x == 1 or (x <= most and 0 < x * tiles <= self.target.multiprocessors))
 
     @property
     def cycles(self) -> float:
@@ -324,7 +325,10 @@ class Bfloat16Product:
         return self.box[operand], self.tile.k if self.mn_major[operand] else rows
 
 
-def fastest_splits(product: Bfloat16Product, tiles: Sequence[Bfloat16Tile] | None = None) -> Sequence[Bfloat16Product]:
+@cache
+def fastest_splits(
+    product: Bfloat16Product, tiles: tuple[Bfloat16Tile, ...] | None = None
+) -> Sequence[Bfloat16Product]:
     """The product by each tile, with the splits that take the fewest cycles; the fastest first.
 
     Args:
@@ -337,9 +341,9 @@ def fastest_splits(product: Bfloat16Product, tiles: Sequence[Bfloat16Tile] | Non
     for each in (replace(product, tile=tile) for tile in tiles):
         if not each.has_whole_boxes():
             continue
-        products = (replace(each, splits=x) for x in (GATHER_SPLITS if any(each.gathered) else SPLITS))
-        found.append(min((x for x in products if x.may_split()), key=lambda x: x.cycles))
-    return sorted(found, key=lambda x: x.cycles)
+        splits = each.possible_splits(GATHER_SPLITS if any(each.gathered) else SPLITS)
+        found.append(min((replace(each, splits=x) for x in splits), key=lambda x: x.cycles))
+    return tuple(sorted(found, key=lambda x: x.cycles))
 
 
 def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> CudaKernel | None:
