@@ -38,6 +38,7 @@ USES: dict[str, dict[str, Use]] = {
         "device": NO_GPU,
         "ranks": "test_rank_processes.py",
         "timeout": "test_rank_processes.py",
+        "max-time": "test_cli_train.py",
         "autotune": NOTHING_TO_CHOOSE,
         "epochs": ("--epochs 2", r"^epoch 2/2: "),
         "steps": ("--steps 2 -v", r"^steps   2 of 16 images$"),

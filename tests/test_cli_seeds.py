@@ -92,7 +92,7 @@ def test_an_option_that_is_taken_has_its_effect(cfg: Path, name: str, option: st
     assert has_effect(result), result.output
 
 
-TRAINING = {"device", "ranks", "autotune", "epochs", "steps", "seed", "overrides", "plugins"} | {
+TRAINING = {"device", "ranks", "autotune", "epochs", "steps", "max_time", "seed", "overrides", "plugins"} | {
     "profile", "events", "eager", "no_fuse", "plot", "quiet", "verbose", "as_json", "debug"
 }  # fmt: skip
 CHANGES = {"plugins", "copies", "override"}

@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_finite_ends_the_command(cfg: Path) -> None:
         "the state before that step is in runs/tiny/last.safetensors\n"
     )
     names = sorted(path.name for path in Path("runs/tiny").iterdir())
-    assert names == ["config.yaml", "last.safetensors", "metrics.jsonl"]
+    assert names == ["config.yaml", "last.safetensors", "metrics.jsonl", "model.safetensors"]
 
 
 def test_a_signal_after_the_last_test_batch_is_not_lost(cfg: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ def test_sizes_beyond_the_end_that_leave_little_are_right() -> None:
     assert ops.arange(0, -5, -(2**62)).numpy().tolist() == [0]
     with pytest.raises(OptionError, match="arange: found start 0, stop 3, step 0"):
         ops.arange(0, 3, 0)
-    with pytest.raises(OptionError, match="expected fewer than 2\\^60 numbers"):
+    with pytest.raises(OptionError, match="arange: stop is nan, expected a number"):
         ops.arange(0, float("nan"))
 
 

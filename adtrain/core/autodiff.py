@@ -270,7 +270,7 @@ def checked_position(name: str, argnum: int, count: int) -> int:
 
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     """``argnums``, one or several, as positions from 0."""
-    named = argnums if isinstance(argnums, (list, tuple)) else (argnums,)
+    named = argnums if isinstance(argnums, Sequence) else (argnums,)
     positions = tuple(checked_position(name, i, count) for i in named)
     if len(set(positions)) != len(positions):
         raise ShapeError(f"{name}: argnums {argnums} names an argument twice")

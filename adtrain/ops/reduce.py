@@ -182,7 +182,7 @@ def first_of(axes: Sequence[int]) -> Callable[[Value], Value]:
 
 
 @checked_options
-def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
+def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Value:
     """Sum of squared deviations from the mean over ``axis``, divided by ``count - correction``.
 
     Raises:
@@ -191,7 +191,7 @@ def var(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int
     return _variance("var", x, axis, keepdims, correction)
 
 
-def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: int) -> Value:
+def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: float) -> Value:
     value = floating(as_value(x))
     axes = normalize_axes(name, axis, value.ndim)
     count = math.prod(value.shape[i] for i in axes)
@@ -206,7 +206,7 @@ def _variance(name: str, x: ArrayLike, axis: Axis, keepdims: bool, correction: i
 
 
 @checked_options
-def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: int = 0) -> Value:
+def std(x: ArrayLike, axis: Axis = None, keepdims: bool = False, correction: float = 0) -> Value:
     """Standard deviation over ``axis``: the square root of `var`. If it is 0, its gradient is 0, as in PyTorch.
 
     Raises:

@@ -177,13 +177,14 @@ class Device:
             raise DeviceError(f"device gpu: the NVIDIA driver finds no GPU ({error})") from None
         self.context = self.device.retain_primary_context()
         self.context.push()
-        atexit.register(self._end)
+        atexit.register(self.context.pop)
         self.in_use = self._work_stream()
         self.work_streams = [self.in_use]
         self.reserved = 0
         self.left: deque[Any] = deque()
         self.windows: tuple[int, ...] = ()
-        self.host_pool = _holding(cuda.PageLockedMemoryPool(), 1, np.uint8)
+        self.host_pool = _holding(cuda.PageLockedMemoryPool(), (HELD,), np.uint8)
+        atexit.register(self._hold)  # runs before the context is given back
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
@@ -199,15 +200,15 @@ class Device:
         self.kernels: dict[tuple[Source, str], LoadedKernel] = {}
 
     @staticmethod
+    @translated()
     def _work_stream() -> WorkStream:
         return WorkStream(cuda.Stream(NON_BLOCKING), _holding(cuda.DeviceMemoryPool(), HELD))
 
-    def _end(self) -> None:
-        """Give back the context at the end of the process. Later frees only add to the blocks that the pools hold."""
+    def _hold(self) -> None:
+        """Let all pools hold a block, also after they have given all of them back for lack of memory."""
         for each in self.work_streams:
             _holding(each.pool, HELD)
-        _holding(self.host_pool, 1, np.uint8)
-        self.context.pop()
+        _holding(self.host_pool, (HELD,), np.uint8)
 
     @property
     def stream(self) -> Any:
@@ -221,6 +222,12 @@ class Device:
 
     @property
     def pool(self) -> Any:
+        """The pool in use.
+
+        Raises:
+            DeviceError: this is not the main thread.
+        """
+        _check_thread()
         return self.in_use.pool
 
     @translated()
