@@ -187,16 +187,16 @@ def test_chains_match_numpy(name: str, host: Host) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize(
-    ("rows", "warps", "in_place"),
+    ("rows", "warps"),
     [
-        (80, 4, False),
-        pytest.param(48, 12, True, marks=pytest.mark.exhaustive),
-        pytest.param(16, 4, True, marks=pytest.mark.exhaustive),
-        pytest.param(80, 8, False, marks=pytest.mark.exhaustive),
+        (80, 4),
+        pytest.param(48, 12, marks=pytest.mark.exhaustive),
+        pytest.param(16, 4, marks=pytest.mark.exhaustive),
+        pytest.param(80, 8, marks=pytest.mark.exhaustive),
     ],
 )
 def test_any_division_of_the_work_matches_numpy(
-    rows: int, warps: int, in_place: bool, host: Host, monkeypatch: pytest.MonkeyPatch
+    rows: int, warps: int, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether warps compute one tile of a step, or several."""
     monkeypatch.setattr(row_chain_layout, "ROWS", (rows,))
@@ -208,7 +208,7 @@ def test_any_division_of_the_work_matches_numpy(
     assert plan is not None
     layout = row_chain_layout.layout_of(plan, TARGET)
     assert layout is not None
-    assert (layout.rows, layout.warps, layout.in_place) == (rows, warps, in_place)
+    assert (layout.rows, layout.warps) == (rows, warps)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
 
 

@@ -19,7 +19,6 @@ from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, p
 from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
-    FACTORS,
     MAX_INLINE,
     Following,
     RowSum,
@@ -274,8 +273,11 @@ class _Block:
             f"for (int j = 0; j < {tiles}; j++) earlier{i}[j] = load<float, 4>(kept + {place} + {from_j});"
             for i, place in enumerate(self.earlier.values())
         ]
-        before = [*self._multiply(tiles), *loads]  # the loads last until all warps have their products
-        after = [
+        of_item = [
+            f"const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
+            *(f"Vector<float, 4> earlier{i}[{tiles}];" for i in range(len(self.earlier))),
+            *loads,
+            *self._multiply(tiles),
             "#pragma unroll",
             f"for (int j = 0; j < {tiles}; j++) {{",
             *(f"    Vector<float, 4> later{i};" for i in range(len(held))),
@@ -287,29 +289,20 @@ class _Block:
             *(f"    {line}" for line in held),
             "}",
         ]
-        start = [
-            f"const int strip = item / {groups} * {STRIP}, tile = item % {groups} * {8 * tiles};",
-            *(f"Vector<float, 4> earlier{i}[{tiles}];" for i in range(len(self.earlier))),
-            *(f"float {self._name(*key)}[{len(own)}][{tiles}][4] = {{}};" for key, own in self.products.items()),
-        ]
-        items = strips * groups
-        if not self.products or not writer.layout.in_place:
-            head = f"for (int item = warp; item < {items}; item += {writer.layout.warps}) {{"
-            return [head, *indented([*start, *before, *after]), "}"]
-        if_any = f"if (item < {items}) {{"
-        both = [if_any, *indented(before), "}", "__syncthreads();", if_any, *indented(after), "}"]
-        return ["{", *indented(["const int item = warp;", *start, *both]), "}"]
+        head = f"for (int item = warp; item < {strips * groups}; item += {writer.layout.warps}) {{"
+        return [head, *indented(of_item), "}"]
 
     def _multiply(self, tiles: int) -> list[str]:
         """Statements that compute the products. Those by one weight share its fragments."""
         lines = []
         for (weight, transposed), equations in self.products.items():
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
-            places = [self.writer.place(e.inputs[0], self.step - FACTORS) for e in equations]
+            places = [self.writer.place(e.inputs[0], self.step) for e in equations]
             factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
             at, n = _at(self.writer.layout.weights[weight]), weight.type.shape[1]
             kind = f"{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {str(transposed).lower()}, {tiles}"
             lines += [
+                f"float {name}[{count}][{tiles}][4] = {{}};",
                 "{",
                 f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
                 f"    rows::multiply<{kind}>({name}, factors, shared + {at}, tile);",

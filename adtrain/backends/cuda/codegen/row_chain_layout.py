@@ -38,8 +38,6 @@ class Layout:
         weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
         floats: of shared memory.
         kept: floats of the values of a tile in scratch memory.
-        in_place: whether the results of a step may have the memory of the factors of its products. Then each warp has
-            at most one tile of them.
     """
 
     plan: Plan
@@ -51,7 +49,6 @@ class Layout:
     vectors: dict[Variable, int]
     floats: int
     kept: int
-    in_place: bool
 
     @cached_property
     def offsets(self) -> dict[RowSum, int]:
@@ -104,13 +101,6 @@ class Layout:
         strips = -(-rows // STRIP)
         return strips, *self.division(columns, strips)
 
-    @property
-    def has_single_tiles(self) -> bool:
-        """Whether the products of a step have one width, and each warp at most one tile of them."""
-        widths = [{width(e.outputs[0]) for e in products} for products in self.plan.products.values()]
-        items = (self.rows // STRIP * self.division(columns)[1] for own in widths for columns in own)
-        return all(len(own) == 1 for own in widths) and all(n <= self.warps for n in items)
-
     @cached_property
     def cycles(self) -> float:
         """An estimate of the time of all tiles."""
@@ -160,20 +150,16 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     found: list[Layout] = []
     for rows in ROWS:
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        for in_place in (True, False):
-            sizes = {x: rows * pitch(width(x.value)) for x in places}
-            floats = at + arrange(places, sizes, in_place) + MARGIN
-            fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
-            for warps in WARPS:
-                for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
-                    blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                    layout = Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept, in_place)
-                    if not in_place or layout.has_single_tiles:
-                        found.append(layout)
+        floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
+        fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
+        for warps in WARPS:
+            for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
+                blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
+                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
-    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places}, best.in_place)
+    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
     for x in places:
         x.at += at

@@ -38,10 +38,8 @@ MAX_INLINE = 4
 """Maximum K of products that are computed element by element, by FMA, where they are needed."""
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
-BEFORE, FACTORS = 0.5, 0.25
-"""A step adds to sums first, then it reads the factors of its products, then it computes elementwise equations. The
-numbers say how long, in steps, the first two come before the last. There is a barrier after the sums, and one after the
-products if the layout is in place."""
+BEFORE = 0.5
+"""A step adds to sums first, so many steps before its products and elementwise equations, with a barrier between."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
 MOVES = ("concatenate", "slice", "pad")
@@ -343,7 +341,7 @@ def _find_places(plan: Plan) -> None:
     products = [e for e in plan.body.equations if plan.is_product(e)]
     uses: dict[Variable, list[float]] = {}
     for e in products:
-        uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]] - FACTORS)
+        uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]])
     for total in plan.sums:
         for step, *factors in total.terms:
             for v in factors:
@@ -394,7 +392,7 @@ def _need(plan: Plan, step: int) -> None:
         if level < 0:
             for argument in plan.places.get(v, ()):
                 argument.end = max(argument.end, step)
-        elif (place := plan.place(v, step - FACTORS)) is not None:
+        elif (place := plan.place(v, step)) is not None:
             place.end = max(place.end, step)
         elif v in plan.stored and level < step:
             _store(plan, v, step, crosses)
@@ -418,20 +416,12 @@ def _store(plan: Plan, v: Variable, step: int, crosses: bool) -> None:
         first.end = max(first.end, step)
 
 
-def arrange(places: Collection[Place], sizes: Mapping[Place, int], in_place: bool = False) -> int:
-    """Give each place its memory, and return the floats of all. Places of the same time do not share memory.
-
-    Args:
-        in_place: whether the results of a step may have the memory of the factors of its products.
-    """
-
-    def end(place: Place) -> float:
-        return ceil(place.end) if not in_place and place.end % 1 == 1 - FACTORS else place.end
-
+def arrange(places: Collection[Place], sizes: Mapping[Place, int]) -> int:
+    """Give each place its memory, and return the floats of all. Places of the same time do not share memory."""
     done: list[Place] = []
-    for place in sorted(places, key=lambda x: (x.begin, x.begin - end(x))):
+    for place in sorted(places, key=lambda x: (x.begin, x.begin - x.end)):
         at = 0
-        others = (x for x in done if x.begin <= end(place) and place.begin <= end(x))
+        others = (x for x in done if x.begin <= place.end and place.begin <= x.end)
         for other in sorted(others, key=lambda x: x.at):
             if other.at >= at + sizes[place]:
                 break
