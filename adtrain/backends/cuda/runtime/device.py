@@ -33,7 +33,6 @@ UPLOAD_CHUNK = 4 << 20
 FLAGS = 1024
 """Number of flags for indices out of range."""
 
-
 HELD, MIN_BYTES = 1, 8
 """Bytes of the block that a pool always holds, and the least that others allocate, so that they leave it there."""
 
