@@ -7,10 +7,10 @@ NETWORK is one of NETWORKS, by default each. With --count or --only, networks ar
 in turn: residual, bottleneck, grouped, inverted residual, dilated, plain convolutions, encoder, recurrent, and linear
 layers; then, with small batches, inverted residual with squeeze and excitation, convolutions over sequences, U-shaped
 with concatenations, group norm, and linear layers with layer norm. Widths, depths, heads, kernels and image sizes are
-drawn too. The systems and the comparison of their first
-losses are those of `adtrain bench against`. On a GPU all networks are set up and compiled first, side by side. Then
-each one is timed alone, in interleaved samples of all systems. A ratio is the least time of the peers over adtrain's;
-below 1 adtrain is slower. The worst ratios are printed last.
+drawn too. The systems and the comparison of their first losses are those of `adtrain bench against`. On a GPU all
+networks are set up and compiled first, side by side. Then each one is timed alone, in interleaved samples of all
+systems. A ratio is the least time of the peers over adtrain's; below 1 adtrain is slower. The worst ratios are printed
+last.
 """
 
 from __future__ import annotations
