@@ -476,12 +476,12 @@ def command(
             shutil.rmtree(output, ignore_errors=True)
         raise
     size = len(contents[output]) if output in contents else sum(map(len, contents.values()))
-    parameters = nn.count_parameters(trained.params)
+    counts = {} if suffix == ".json" else {"parameters": nn.count_parameters(trained.params)}
     if as_json:
-        print_json({"run": str(run), "file": str(output), "bytes": size, "parameters": parameters, **about})
+        print_json({"run": str(run), "file": str(output), "bytes": size, **counts, **about})
     else:
-        sizes = f"{about['format']}, {short(size, 'B')}, {parameters:,} parameters"
-        show(f"{'folder' if is_folder else 'file':<7} {output}", f"        {sizes}", *lines)
+        sizes = about["format"], short(size, "B"), *(f"{count:,} {name}" for name, count in counts.items())
+        show(f"{'folder' if is_folder else 'file':<7} {output}", f"        {', '.join(sizes)}", *lines)
     check = about.get("check", {})
     if not check.get("passed", not check.get("different")):
         raise SystemExit(1)
