@@ -54,7 +54,7 @@ class Buffer:
 
 
 class Guarded:
-    """``size`` bytes of ``memory`` between two guard zones; see `poison`. `int()` is their address."""
+    """``size`` bytes of ``memory`` between two guard zones; see `core.memory`. `int()` is their address."""
 
     def __init__(self, memory: Any, size: int) -> None:
         self.memory, self.size = memory, size
