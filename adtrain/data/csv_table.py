@@ -53,7 +53,7 @@ def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
 
 
 def parts_of(table: Opened, options: CsvOptions, known: Known = NOTHING) -> Parts:
-    """What `read` returns of an open table."""
+    """What `read` returns of an open table. Raises the errors of `read`."""
     learnt, path = known.columns, table.path
     labels = LabelReader(table, options, None if learnt is None else learnt.target_signs)
     columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
