@@ -13,13 +13,7 @@ from adtrain.backends.cuda import H200
 from adtrain.core.kernel import cuda_kernels
 from adtrain.core.precision import PRECISIONS
 from adtrain.core.types import ArrayType
-from adtrain.lowering.cuda.conv.direct import (
-    SUMS,
-    WEIGHT_GRAD_SUMS,
-    WEIGHT_GRAD_THREADS,
-    DirectConv,
-    DirectWeightGrad,
-)
+from adtrain.lowering.cuda.conv.direct import SUMS, WEIGHT_GRAD_SUMS, WEIGHT_GRAD_THREADS, DirectConv, DirectWeightGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem
 from adtrain.ops.conv import Window
 

@@ -16,13 +16,7 @@ from adtrain.core.types import ArrayType
 from adtrain.files import asset_path
 from adtrain.lowering.cuda.gemm import gemms
 from adtrain.lowering.cuda.gemm.cost_model import Gathers, ranked
-from adtrain.lowering.cuda.gemm.packed import (
-    PACKED_ROWS,
-    PACKED_TILES,
-    STRUCT_BYTES,
-    PackedGemm,
-    PackedTile,
-)
+from adtrain.lowering.cuda.gemm.packed import PACKED_ROWS, PACKED_TILES, STRUCT_BYTES, PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import MmaKind
 
 A100 = Target((8, 0), 108, 163 << 10)

@@ -23,13 +23,7 @@ from adtrain.core.array import Value, array
 from adtrain.core.primitive import Trait
 from adtrain.core.program import Program
 from adtrain.core.staging import Pass, evaluate
-from adtrain.passes import (
-    SIMPLIFY,
-    fold_collectives,
-    optimize_regions,
-    place_collectives,
-    place_views,
-)
+from adtrain.passes import SIMPLIFY, fold_collectives, optimize_regions, place_collectives, place_views
 from adtrain.passes.order import exchange_done_p
 from adtrain.passes.plan_memory import Place, plan_memory
 from adtrain.training.experiment import LOG_ROWS

@@ -1,7 +1,7 @@
 """What a terminal and a page show of a result: tables, notes and pictures, made once for both, and values as text.
 
-A kind of result returns a `View`; `text.py` and `page.py` draw it. A new column of a table is two edits: a field or a
-property of its rows, and a `Column`.
+A kind of result returns a `View`; `result.py` writes it as text, `page.py` as HTML. A new column of a table is two
+edits: a field or a property of its rows, and a `Column`.
 """
 
 from __future__ import annotations

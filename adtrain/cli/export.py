@@ -135,7 +135,7 @@ def write(trained: TrainedModel, path: Path, options: Options) -> Written:
         contents[options.weights] = files.weights
     kinds = {"in int8": options.int8, "with vector extensions": options.simd, "with a training step": options.training}
     kind = " ".join(["C99", *(text for text, chosen in kinds.items() if chosen)])
-    description = {"format": kind, **_signature(trained, about), "memory": files.memory, "weights": files.constants}
+    description = {"format": kind, **_signature(about), "memory": files.memory, "weights": files.constants}
     try:
         with compiled(files, path, about) as program:
             description["object"] = program.object_bytes
@@ -156,7 +156,7 @@ def _experiment(trained: TrainedModel, batch_size: int | None) -> Experiment:
     return prepare(cfg)
 
 
-def _signature(trained: TrainedModel, about: Interface) -> dict[str, Any]:
+def _signature(about: Interface) -> dict[str, Any]:
     name = about.results
     return {
         "inputs": {about.example: {"type": about.c_type, "shape": about.image}},
@@ -194,23 +194,23 @@ def _accuracies(program: Compiled, trained: TrainedModel, test: Split, options: 
 def write_wasm(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The WebAssembly module, and its description for the report."""
     module = source.webassembly(trained)
-    about = {"format": "WebAssembly", **_signature(trained, module.interface), "memory": module.memory}
-    return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained, path)})
+    about = {"format": "WebAssembly", **_signature(module.interface), "memory": module.memory}
+    return _written(trained, {path: module.content}, {**about, "check": _check_of_c(trained)})
 
 
 def write_page(trained: TrainedModel, path: Path, options: Options) -> Written:
     """The page, and its description for the report."""
     program = page_program(trained)
-    about = {"format": "page", **_signature(trained, network.interface(trained)), "memory": program.memory}
+    about = {"format": "page", **_signature(network.interface(trained)), "memory": program.memory}
     examples = None
     if trained.image_shape[1:] == (1, 1):
         with suppress(DataError):
             examples = trained.test_split()  # which the sliders of a table cover
     content = page.encode(trained, program, examples)
-    return _written(trained, {path: content}, {**about, "check": _check_of_c(trained, path)})
+    return _written(trained, {path: content}, {**about, "check": _check_of_c(trained)})
 
 
-def _check_of_c(trained: TrainedModel, path: Path) -> dict[str, Any]:
+def _check_of_c(trained: TrainedModel) -> dict[str, Any]:
     """The comparison of the same C, compiled for this machine."""
     name = Path("net.c")
     files: Files = source.generate(trained, name, simd=True)

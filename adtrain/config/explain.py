@@ -9,17 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from adtrain.config import habits, keys
-from adtrain.config.document import (
-    Config,
-    Data,
-    EarlyStopping,
-    Lora,
-    Model,
-    ParameterGroup,
-    Plugin,
-    Section,
-    Training,
-)
+from adtrain.config.document import Config, Data, EarlyStopping, Lora, Model, ParameterGroup, Plugin, Section, Training
 from adtrain.config.problems import PathParts, Problem, dotted, found, similar
 from adtrain.config.source import Node
 from adtrain.config.specs import FAMILIES, Equations, Term, by_kind

@@ -183,14 +183,14 @@ def _axis(key: str, node: Node, where: str, draw_seed: int) -> Axis:
         _refuse(node.where, key, f"found {found(node.plain())}, expected a list of values, a range or samples{hint}")
     given = dict(node.value)
     if "range" in given:
-        _no_others(given, ("range",), node, key)
+        _no_others(given, ("range",), key)
         return Axis(key, tuple(Node(where, i) for i in _range(given["range"], key)), where, random=False)
     kinds = [kind for kind in RANDOM if kind in given]
     if len(kinds) != 1:
         names = ("range", *RANDOM)
         hint = similar(next(iter(given), ""), names) or "a key is a whole path, such as optimizer.adam.lr"
         _refuse(node.where, key, f"found {found(node.plain())}, expected one of {', '.join(names)}; {hint}")
-    _no_others(given, (kinds[0], "samples"), node, key)
+    _no_others(given, (kinds[0], "samples"), key)
     if "samples" not in given:
         _refuse(node.where, key, f"samples is missing, expected the number of values of {kinds[0]}")
     count = _integer(given["samples"], f"{key}.samples", 1)
@@ -254,7 +254,7 @@ def _is_number(x: object) -> bool:
     return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
 
 
-def _no_others(given: dict[str, Node], names: Sequence[str], node: Node, key: str) -> None:
+def _no_others(given: dict[str, Node], names: Sequence[str], key: str) -> None:
     for name in given:
         if name not in names:
             _refuse(given[name].where, key, f"unknown key {found(name)}; {known(name, names)}")

@@ -115,7 +115,7 @@ class ReverseTrace:
 
 
 def spread_numbers(primitive: Primitive, args: Sequence[Any], owns: Callable[[Any], bool]) -> Sequence[Any]:
-    """The arguments of a primitive. Where it is elementwise, those of shape () that are differentiated get its shape.
+    """The arguments of a primitive. If it is elementwise, each one of shape () that is differentiated is broadcast.
 
     So in a rule for derivatives only constants are numbers. `vmap` makes such arguments of what all members share.
     """
@@ -262,14 +262,14 @@ def pulled_back(f: Callable[..., Any], args: Sequence[Value], positions: Sequenc
 
 
 def checked_position(name: str, argnum: int, count: int) -> int:
-    """``argnum`` as a position from 0; a negative one counts from the end."""
+    """``argnum`` as a position from 0; a negative one counts from the end. Raises ShapeError for any other."""
     if not is_integer(argnum, -count) or argnum >= count:
         raise ShapeError(f"{name}: found {shown(argnum)} in argnums, expected an integer in [{-count}, {count})")
     return int(argnum) % count
 
 
 def checked_positions(name: str, argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``argnums``, one or several, as positions from 0."""
+    """``argnums``, one or several, as positions from 0. Raises ShapeError for any other, and for one given twice."""
     named = argnums if isinstance(argnums, Sequence) else (argnums,)
     positions = tuple(checked_position(name, i, count) for i in named)
     if len(set(positions)) != len(positions):

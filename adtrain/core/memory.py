@@ -55,7 +55,7 @@ def address(x: np.ndarray) -> int:
 
 
 POISON = 0xFF
-"""The value of each byte. Floats of such bytes are NaN."""
+"""The value of each byte of poisoned memory. Floats of such bytes are NaN."""
 
 GUARD = 4096
 """Bytes of the zone before a value, and of that after it."""
@@ -69,23 +69,23 @@ class OutOfBounds(AdtrainError):
         self.primitive = primitive
 
 
-_active = False
+_poisoned = False
 
 
 def is_poisoned() -> bool:
     """Whether backends fill new memory with POISON."""
-    return _active
+    return _poisoned
 
 
 @contextmanager
 def poisoned() -> Iterator[None]:
     """Fill memory that is allocated inside with POISON; all threads."""
-    global _active
-    before, _active = _active, True
+    global _poisoned
+    before, _poisoned = _poisoned, True
     try:
         yield
     finally:
-        _active = before
+        _poisoned = before
 
 
 @contextmanager

@@ -324,3 +324,13 @@ class Missing:
 def column_title(position: int, name: str | None) -> str:
     """The column for messages, such as `column 1 (width)`."""
     return f"column {position}" if name is None else f"column {position} ({printable(name)})"
+
+
+def columns_at_end(options: CsvOptions, known: Columns) -> int:
+    """The number of columns of labels or targets, if they are known by number and the last ones; otherwise 0."""
+    target = options.label if options.target is None else options.target
+    given = target if isinstance(target, tuple) else (target,)
+    found = {column % known.width for column in given if isinstance(column, int)}
+    begin = known.width - len(given)
+    features_before = all(column.position < begin for column in known.features)
+    return len(given) if found == set(range(begin, known.width)) and features_before else 0

@@ -15,14 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from adtrain.data.chunks import Chunk, chunks, finite_numbers
-from adtrain.data.csv_file import (
-    MAX_CATEGORIES,
-    CsvOptions,
-    Missing,
-    Opened,
-    column_title,
-    opened,
-)
+from adtrain.data.csv_file import MAX_CATEGORIES, CsvOptions, Missing, Opened, column_title, columns_at_end, opened
 from adtrain.data.errors import DataError, DataOptionError, printable, quoted, warn
 from adtrain.data.notation import (
     DATE_LIKE,
@@ -40,7 +33,6 @@ from adtrain.text import first_names
 
 LARGEST_INTEGER = 2.0**53
 """From here on float64 does not have all integers."""
-
 
 INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 """The one way to write an integer below 10^18: texts of different labels differ."""
@@ -61,7 +53,7 @@ def read(path: Path, options: CsvOptions, known: Known = NOTHING) -> Parts:
 
 
 def parts_of(table: Opened, options: CsvOptions, known: Known = NOTHING) -> Parts:
-    """What `read` returns of an open table."""
+    """What `read` returns of an open table. Raises the errors of `read`."""
     learnt, path = known.columns, table.path
     labels = LabelReader(table, options, None if learnt is None else learnt.target_signs)
     columns = _chosen(table, labels, options) if learnt is None else _found(table, learnt, 0)
@@ -564,16 +556,6 @@ class LabelReader:
         return (
             f"{found}; to predict numbers, set data.target: {column if name is None else name}, and a loss such as mse"
         )
-
-
-def columns_at_end(options: CsvOptions, known: Columns) -> int:
-    """The number of columns of labels or targets, if they are known by number and the last ones; otherwise 0."""
-    target = options.label if options.target is None else options.target
-    given = target if isinstance(target, tuple) else (target,)
-    found = {column % known.width for column in given if isinstance(column, int)}
-    begin = known.width - len(given)
-    features_before = all(column.position < begin for column in known.features)
-    return len(given) if found == set(range(begin, known.width)) and features_before else 0
 
 
 def _label_column(table: Opened, options: CsvOptions) -> int:

@@ -179,7 +179,7 @@ fusion_barrier_p: Primitive = Primitive(
 
 
 def fusion_barrier(*values: Value) -> tuple[Value, ...]:
-    """The values. Passes do not merge equations before it with equations after it; see `passes.regions`.
+    """The values. Passes do not merge equations before it with equations after it; see `passes.order`.
 
     So the bits of a value do not depend on what else a Program computes. It has no derivative.
     """

@@ -48,7 +48,7 @@ def as_value(x: ArrayLike, device: str | None = None) -> Value:
 
 
 def broadcast_shapes(name: str, *shapes: Shape) -> Shape:
-    """The shape to which several broadcast, by NumPy's rules."""
+    """The shape to which several broadcast, by NumPy's rules. Raises ShapeError if there is none."""
     ndim = max(map(len, shapes))
     lengths = [1] * ndim
     for shape in shapes:
@@ -72,6 +72,7 @@ def integers(name: str, option: str, given: int | Sequence[int]) -> Shape:
 
 
 def normalize_axis(name: str, axis: int, ndim: int) -> int:
+    """An axis as a non-negative number. Raises OptionError if it is no integer, ShapeError if it is out of range."""
     if not isinstance(axis, (int, np.integer)):
         raise OptionError(f"{name}: found axis {shown(axis)}, expected an integer")
     if not -ndim <= axis < ndim:
@@ -80,7 +81,10 @@ def normalize_axis(name: str, axis: int, ndim: int) -> int:
 
 
 def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
-    """Axes as sorted non-negative numbers; None means all. For a 0-d array, axis 0 and -1 mean no axis."""
+    """Axes as sorted non-negative numbers; None means all. For a 0-d array, axis 0 and -1 mean no axis.
+
+    Raises the errors of `normalize_axis`, and ShapeError for an axis that is given twice.
+    """
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(axis) if isinstance(axis, Sequence) else (axis,)
@@ -93,13 +97,14 @@ def normalize_axes(name: str, axis: Axis, ndim: int) -> tuple[int, ...]:
 
 
 def require_float(name: str, *xs: Any) -> None:
+    """Raise DTypeError for an array or type that is not of floating point."""
     for x in xs:
         if x.dtype.kind != "f":
             raise DTypeError(f"{name}: found {x.dtype}, expected float32 or float64; use astype")
 
 
 def elementwise_type(name: str, *xs: Any) -> ArrayType:
-    """The common type of arguments; some may be numbers, of shape ()."""
+    """The common type of arguments; some may be numbers, of shape (). Raises ShapeError if they have none."""
     first = max(xs, key=lambda x: len(x.shape)) if len(xs) > 1 else xs[0]
     for x in xs:
         if x.shape not in (first.shape, ()) or x.dtype != first.dtype:

@@ -15,17 +15,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import OptionError
 from adtrain.core.views import subview
 from adtrain.optim.elementwise import Adam
-from adtrain.optim.optimizer import (
-    ACCEPTED,
-    LOSS,
-    STOPPED,
-    Optimizer,
-    OptState,
-    Tree,
-    device_of,
-    zero_step,
-    zeros_like,
-)
+from adtrain.optim.optimizer import ACCEPTED, LOSS, STOPPED, Optimizer, OptState, Tree, device_of, zero_step, zeros_like
 from adtrain.option_types import Positive, Size
 
 SUFFICIENT, CURVATURE = 1e-4, 0.9

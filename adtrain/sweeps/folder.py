@@ -173,6 +173,7 @@ class SweepFolder(MetricsFolder):
 
     @property
     def options(self) -> SweepOptions:
+        """The options. Raises AdtrainError for those of another version, and for damaged ones."""
         found = records.read(SweepOptions, self.path / OPTIONS)
         known = (LAST_EPOCH_FORMAT, FORMAT)
         if found.format not in known:
@@ -224,7 +225,7 @@ class SweepFolder(MetricsFolder):
         records.write(self.path / RESULTS, results)
 
     def results(self) -> SweepResults | None:
-        """The results; None if the sweep is not finished."""
+        """The results; None if the sweep is not finished. Raises AdtrainError for damaged ones."""
         path = self.path / RESULTS
         if not path.exists():
             return None

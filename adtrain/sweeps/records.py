@@ -86,7 +86,7 @@ class MemberResult:
     """The result of a member.
 
     Attributes:
-        rank: from 1, the best member, in the order of `ranking.ranked`.
+        rank: from 1, the best member, in the order of `ranked`.
         status: "finished", "dropped" by halving, or "failed".
         epochs: those that it trained; of a failed member the last one is that in which it failed.
         value: by `SweepOptions.rank_by`; None if it failed.

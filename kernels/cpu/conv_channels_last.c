@@ -89,12 +89,13 @@ static void correlate_depthwise(const Correlation *p, const T *x, const T *w, T 
         }
 }
 
-/* The panels of correlate(), or the weights of all blocks of a depthwise convolution. Kernel row i and column j are row and column first + step i of w, whose strides are given;
-   a negative step flips the kernel. Returns the end. */
+/* Where weights are. Row i of the kernel is row first_row + i * step_row of w; a negative step flips the kernel. So are
+   columns. */
 typedef struct {
     int64_t first_row, first_column, step_row, step_column, out_stride, channel_stride, width;
 } Taps;
 
+/* The panels of correlate(), or the weights of all blocks of a depthwise convolution. Returns the end. */
 static T *pack_weights(const Conv *v, const Correlation *p, const T *w, Taps t, T *to) {
     const int64_t out = is_depthwise(v) ? v->channels : p->out, channels = is_depthwise(v) ? 1 : p->channels;
     const int64_t panel = is_depthwise(v) ? LANES : TILE_COLUMNS;
@@ -109,7 +110,7 @@ static T *pack_weights(const Conv *v, const Correlation *p, const T *w, Taps t, 
     return to;
 }
 
-/* The numbers of weights of a block. */
+/* How many elements of T the packed weights of a block have. */
 static int64_t block_weights(const Conv *v, const Correlation *p) {
     const int64_t taps = p->kernel_rows * p->kernel_columns;
     return is_depthwise(v) ? taps * LANES : ceil_div(p->out, TILE_COLUMNS) * TILE_COLUMNS * taps * p->channels;

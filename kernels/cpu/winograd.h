@@ -10,8 +10,8 @@
 #include "channels_last.h"
 #include "tile.h"
 
-/* The transforms (S. Winograd: "Arithmetic Complexity of Computations", 1980; A. Lavin, S. Gray: "Fast Algorithms for Convolutional
-   Neural Networks", 2016.)
+/* The transforms (S. Winograd: "Arithmetic Complexity of Computations", 1980; A. Lavin, S. Gray: "Fast Algorithms for
+   Convolutional Neural Networks", 2016).
 
    Four neighbouring outputs of a convolution with 3 weights take 6 products in place of 12. The convolution is a product
    of polynomials, by their values at 0, +-A, +-B and infinity. With rows and columns both transformed, a tile of 4x4

@@ -326,7 +326,7 @@ def _donated(program: Program) -> list[int]:
 
 
 def _owned(buffer: np.ndarray) -> bool:
-    """Whether the array may be written, and NumPy owns its memory. Arrays of `aligned` are views of such memory."""
+    """Whether the array may be written, and NumPy owns its memory. `empty_aligned` returns views of such memory."""
     memory = buffer if buffer.base is None else buffer.base
     return buffer.flags.writeable and isinstance(memory, np.ndarray) and memory.flags.owndata
 

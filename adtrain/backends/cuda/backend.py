@@ -245,7 +245,7 @@ class CudaBackend:
         return name
 
     def properties(self) -> dict[str, Any]:
-        """The device in numbers; see `properties.properties`."""
+        """The device in numbers; see `properties`."""
         return properties(self.device, self.lowering.libraries)
 
     def identity(self) -> str:

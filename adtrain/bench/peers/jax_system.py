@@ -35,7 +35,7 @@ from adtrain.nn.module import pair
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `shared.built`."""
+    """The model; see `jobs.built`."""
     import jax
 
     return built(layers, _layer, jax.numpy, jax.nn)

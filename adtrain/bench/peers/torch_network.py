@@ -16,7 +16,7 @@ from adtrain.optim.muon import COEFFICIENTS, EPS
 
 
 def model(layers: nn.Module) -> Apply:
-    """The model; see `shared.built`."""
+    """The model; see `jobs.built`."""
     import torch
 
     return built(layers, _layer, torch, torch.nn.functional)

@@ -89,7 +89,7 @@ def _place(axes: Sequence[Axis], operand: int = 0) -> str:
 
 
 def copies(code: Code, e: Equation) -> list[Statement]:
-    """The strided copies that `lowering.layouts` describes, one for each argument; of a pad, after its value."""
+    """The strided copies that `lowering.shapes` describes, one for each argument; of a pad, after its value."""
     (y,), types = e.outputs, [v.type for v in e.inputs]
     found = [_fill(e.params["value"], y)] if e.name == "pad" else []
     for i, x in enumerate(e.inputs):

@@ -39,7 +39,8 @@ MAX_INLINE = 4
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
 BEFORE = 0.5
-"""A step adds to sums first, so many steps before its products and elementwise equations, with a barrier between."""
+"""The time, in steps, from the additions of a step to sums until its products and elementwise equations. A barrier is
+between them."""
 CALL = re.compile(r"\b(?!fma\b|T\b|U\b)[a-z]\w*\(")
 """A call of a function in the text of an elementwise equation."""
 MOVES = ("concatenate", "slice", "pad")

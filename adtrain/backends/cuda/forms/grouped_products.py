@@ -22,13 +22,7 @@ from math import gcd
 
 import numpy as np
 
-from adtrain.backends.cuda.codegen.loops import (
-    GROUPED_BFLOAT16,
-    Epilogue,
-    epilogue,
-    epilogue_bytes,
-    matmul_of,
-)
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16, Epilogue, epilogue, epilogue_bytes, matmul_of
 from adtrain.backends.cuda.codegen.part import Kernel, Part, kernel
 from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.column_sum import (
@@ -55,13 +49,7 @@ from adtrain.lowering.cuda.gemm.bf16x3 import (
     Bf16x3Tile,
 )
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
-from adtrain.lowering.cuda.gemm.bfloat16 import (
-    MATRIX_TILES,
-    TILES,
-    Bfloat16Product,
-    bfloat16_gemm,
-    fastest_splits,
-)
+from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILES, Bfloat16Product, bfloat16_gemm, fastest_splits
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
 from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups

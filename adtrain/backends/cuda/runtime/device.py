@@ -54,7 +54,7 @@ class Buffer:
 
 
 class Guarded:
-    """``size`` bytes of ``memory`` between two guard zones; see `poison`. `int()` is their address."""
+    """``size`` bytes of ``memory`` between two guard zones; see `core.memory`. `int()` is their address."""
 
     def __init__(self, memory: Any, size: int) -> None:
         self.memory, self.size = memory, size
@@ -183,7 +183,7 @@ class Device:
         self.left: deque[Any] = deque()
         self.windows: tuple[int, ...] = ()
         self.host_pool = _holding(cuda.PageLockedMemoryPool(), (HELD,), np.uint8)
-        atexit.register(self._hold)  # runs before the context is given back
+        atexit.register(self.hold)  # runs before the context is given back
         self.uploads: deque[tuple[Any, Any]] = deque()
         capability = self.device.compute_capability()
         self.architecture = compiler.architecture(capability)
@@ -203,8 +203,8 @@ class Device:
     def _work_stream() -> WorkStream:
         return WorkStream(cuda.Stream(NON_BLOCKING), _holding(cuda.DeviceMemoryPool(), HELD))
 
-    def _hold(self) -> None:
-        """Let all pools hold a block, also after they have given all of them back for lack of memory."""
+    def hold(self) -> None:
+        """Let all pools hold a block, also after they have given all of them back."""
         for each in self.work_streams:
             _holding(each.pool, HELD)
         _holding(self.host_pool, (HELD,), np.uint8)

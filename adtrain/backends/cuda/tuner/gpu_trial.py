@@ -41,6 +41,7 @@ class GpuBench:
     def finish(self) -> None:
         self.device.pool.free_held()
         self.device.host_pool.free_held()
+        self.device.hold()
 
 
 class GpuTrial:

@@ -13,10 +13,7 @@ from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.conv.problem import Direction, PaddedIndex
-from adtrain.lowering.cuda.conv.rules import (
-    problem_of,
-    ranked_algorithms,
-)
+from adtrain.lowering.cuda.conv.rules import problem_of, ranked_algorithms
 from adtrain.lowering.cuda.conv.shifted import (
     BF16X3_TERMS,
     CHUNK_ELEMENTS,

@@ -20,12 +20,7 @@ from adtrain.lowering.cuda.conv.shifted import (
     STATISTICS_BYTES,
     ShiftedConv,
 )
-from adtrain.lowering.cuda.conv.shifted_weight_grad import (
-    CHANNELS,
-    EPILOGUE_CYCLES,
-    SECOND_PASS,
-    ShiftedWeightGrad,
-)
+from adtrain.lowering.cuda.conv.shifted_weight_grad import CHANNELS, EPILOGUE_CYCLES, SECOND_PASS, ShiftedWeightGrad
 
 FILE = "conv/shifted_fp16x2.cu"
 ROW_BYTES, ROW_CHANNELS, BLOCK_ROWS = 64, 32, 64
