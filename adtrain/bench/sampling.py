@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from math import comb
@@ -14,6 +12,7 @@ from typing import TypeAlias, TypeVar
 
 from adtrain.config.records import Milliseconds
 from adtrain.core.errors import AdtrainError
+from adtrain.core.memory import without_collection
 from adtrain.metrics import percentiles
 
 K = TypeVar("K")
@@ -145,7 +144,7 @@ def alternate(
     """
     least_ms = MIN_SAMPLE_MS if min_sample_ms is None else min_sample_ms
     names = list(workloads)
-    with _no_garbage_collection():
+    with without_collection():
         repeats, seconds = {}, {}
         for name in names:
             for _ in range(WARMUP_RUNS):
@@ -223,17 +222,6 @@ def _sample(workload: Workload, finish: Callable[[], object], repeats: int, cloc
     workload(repeats)
     finish()
     return clock() - start
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 CONFIDENCE = 0.95
