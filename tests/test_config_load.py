@@ -199,7 +199,7 @@ def test_overrides_set_values_by_dotted_key(tmp_path: Path, overrides: list[str]
          "expected one of float32, tf32, bfloat16, float64"),
         ("data.augment.0.crop.pading=1", "--set data.augment.0.crop.pading: data.augment: found a mapping with 0, "
          "expected a list"),
-        ("optimizer.sgd.lrr=1", "--set optimizer.sgd.lrr: unknown key; did you mean lr?"),
+        ("optimizer.adam.lrr=1", "--set optimizer.adam.lrr: unknown key; did you mean lr?"),
         ("training.epochs=three", f"--set training.epochs: found 'three', {POSITIVE}"),
         ("model.layers.1.linear.out_features=-1", "--set model.layers.1.linear.out_features: "
          f"model.layers[1].linear.out_features: found -1, {POSITIVE}"),

@@ -10,7 +10,8 @@ from command_line import command
 from config_files import FULL, small
 
 from adtrain.cli import schema
-from adtrain.config import Config, explain, keys, packaged, specs
+from adtrain.config import Config, explain, packaged, specs
+from adtrain.config import schema as of_schema
 from adtrain.config.specs import Equations, Term
 from adtrain.files import asset_path
 
@@ -54,10 +55,12 @@ def test_the_schema_has_every_kind_and_option() -> None:
 
 
 def test_the_schema_tells_the_keys_of_sections_and_classes_in_their_order() -> None:
-    assert keys.of_mapping(()) == tuple(Config.model_fields)
-    for key, model in explain.MODELS.items():
-        assert keys.of_mapping((key,) if key in keys.SECTIONS else (key, 0)) == tuple(model.model_fields), key
-    assert keys.options() == {kind: tuple(spec.model_fields) for kind, spec in KINDS if spec is not Equations}
+    assert of_schema.keys_of() == tuple(Config.model_fields)
+    for section in ("data", "model", "training"):
+        assert of_schema.keys_of(section) == tuple(explain.MODELS[section].model_fields), section
+    for kind, spec in KINDS:
+        assert of_schema.options_of(kind) == tuple(spec.model_fields), kind
+    assert set(of_schema.classes()) == {kind for kind, _ in KINDS}
 
 
 def test_defaults_are_valid_values_of_their_options() -> None:

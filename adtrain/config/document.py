@@ -44,6 +44,7 @@ from adtrain.config.records import (
     View,
     option_type,
 )
+from adtrain.config.schema import WORDS
 from adtrain.config.source import Node
 from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
 from adtrain.data import text_file
@@ -292,6 +293,9 @@ class Model(Section):
         return values if self.input else {"layers": values["layers"]}
 
 
+GROUP = "no_decay, or a mapping such as {paths: 0.*, lr_factor: 2}"
+
+
 class ParameterGroup(Section):
     """Parameters whose paths match a pattern, and what differs for them; `no_decay` is a group with a name.
 
@@ -311,7 +315,7 @@ class ParameterGroup(Section):
     def _named(cls, value: Any) -> Any:
         if isinstance(value, str):
             if value != "no_decay":
-                raise PydanticCustomError("expected", "no_decay, or a mapping such as {paths: 0.*, lr_factor: 2}")
+                raise PydanticCustomError("expected", GROUP)
             from adtrain.optim.groups import VECTORS
 
             return {"paths": VECTORS, "weight_decay": 0.0}
@@ -322,7 +326,7 @@ class ParameterGroup(Section):
         options = handler.resolve_ref_schema(handler(schema))
         named = dict(options)
         options.clear()
-        options |= {"anyOf": [{"const": "no_decay"}, named]}
+        options |= {"anyOf": [{"const": "no_decay", WORDS: GROUP}, named]}
         return options
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
-from adtrain.config import habits, keys, plugged, source
-from adtrain.config.keys import Overrides, keys_of, override, with_nodes, without
+from adtrain.config import mistakes, plugged, schema, source
 from adtrain.config.names import RUN_CONFIG, find_config
+from adtrain.config.overrides import Overrides, override, with_nodes, without
 from adtrain.config.problems import ConfigError, Problem
 from adtrain.config.source import Node, of_python
 from adtrain.files import open_regular
@@ -93,9 +93,9 @@ def _checked(
     naming = plugged.with_files(override(root, _of_plugins(overrides)), plugins)
     named = plugged.run_all(naming, path.parent if path is not None else Path(), run_plugin)
     root = override(root, overrides)  # after the plug-ins, because it needs the names of their options
-    if unknown := keys.unknown(root, keys_of(overrides)):
-        raise ConfigError([*problems, *(habits.unknown_key(x, root, keys.of_mapping(x[:-1]) or ()) for x in unknown)])
-    # These import pydantic and the data formats.
+    if not schema.OWN and (found := mistakes.find(root)):
+        raise ConfigError([*problems, *found])
+    # These import pydantic and the data formats, which takes long.
     from pydantic import ValidationError
 
     from adtrain.config import explain

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from adtrain.config import keys
-from adtrain.config.problems import PathParts, Problem, dotted, similar
+from adtrain.config import schema
+from adtrain.config.problems import PathParts, similar
 from adtrain.config.source import Node
 
 RATE = "optimizer.NAME.lr"
@@ -150,28 +150,21 @@ EXAMPLES = {
 """A short section, by its dotted key."""
 
 
-def unknown_key(path: PathParts, root: Node, names: Sequence[str]) -> Problem:
-    """The problem of the unknown key at `path`, where `names` are known."""
-    hint = of_key(path, root, names)
-    where, message = root.find(path)[1], "unknown key"
-    return Problem(where, dotted(path), f"{message}; {hint}" if hint else message, None if hint else tuple(names))
-
-
 def key_of(name: str, root: Node | None = None) -> str | None:
     """The dotted key of a config for a key that another system has, or that another section has; None if unknown."""
     if name in KEYS:
         key = KEYS[name]
         return key.replace("NAME", _optimizer(root)) if "NAME" in key else key
-    if name in (keys.of_mapping(()) or ()):
+    if name in schema.keys_of():
         return name
     sections = "data", "model", "training"
-    return next((f"{section}.{name}" for section in sections if name in (keys.of_mapping((section,)) or ())), None)
+    return next((f"{section}.{name}" for section in sections if name in schema.keys_of(section)), None)
 
 
 def option_of_optimizer(name: str, root: Node | None = None) -> str | None:
     """The dotted key of an option of the config's optimizer; None if it has no such option."""
     optimizer = _optimizer(root)
-    return f"optimizer.{optimizer}.{name}" if name in (_options(optimizer) or ()) else None
+    return f"optimizer.{optimizer}.{name}" if name in (schema.options_of(optimizer) or ()) else None
 
 
 def of_key(path: PathParts, root: Node, names: Sequence[str]) -> str | None:
@@ -215,13 +208,4 @@ def _optimizer(root: Node | None) -> str:
     """The name of the config's optimizer, adam if it has none."""
     value = None if root is None else root.find(("optimizer",))[0].value
     name = next(iter(value), "") if isinstance(value, dict) else value
-    return name if isinstance(name, str) and _options(name) is not None else "adam"
-
-
-def _options(optimizer: str) -> Sequence[str] | None:
-    """The names of the options of an optimizer; None for what is none."""
-    if (found := keys.options().get(optimizer)) is not None:
-        return found
-    from adtrain.config.specs import OPTIMIZERS
-
-    return tuple(OPTIMIZERS[optimizer].model_fields) if optimizer in OPTIMIZERS else None  # of a plug-in
+    return name if isinstance(name, str) and schema.options_of(name) is not None else "adam"

@@ -67,7 +67,7 @@ Bool = Annotated[bool, Strict(), Expected("true or false")]
 Name = Annotated[
     str,
     Strict(),
-    Field(pattern="^[A-Za-z0-9\u0080-\U0010ffff][A-Za-z0-9._ \u0080-\U0010ffff-]{0,99}$"),
+    Field(pattern=r"^[^\x00-/:-@\[-`{-\x7f][^\x00-\x1f!-,/:-@\[-^`{-\x7f]{0,99}$"),  # without other ASCII characters
     AfterValidator(_checked_name),
     Expected(f"a name of at most {MAX_NAME} bytes: letters, digits, '.', '_', '-' and spaces, a letter or digit first"),
 ]
@@ -76,7 +76,7 @@ Seed = Annotated[int, Bounds(ge=0, lt=2**64)]
 Shards = Annotated[
     Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096], Expected("a power of two, at most 4096")
 ]
-MicroBatch = Size | Literal["auto"]
+MicroBatch = Annotated[Size | Literal["auto"], Expected("an integer in [1, 2^31), or auto")]
 Sha256 = Annotated[str, Strict(), Field(pattern="^[0-9a-f]{64}$"), Expected("64 hexadecimal digits")]
 Total = Annotated[int, Bounds(ge=0, lt=2**53)]
 BestBy = Annotated[

@@ -37,7 +37,9 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from adtrain import docstrings
+from adtrain.config import mistakes
 from adtrain.config.records import Places, WarmUp, option_type
+from adtrain.config.schema import OWN
 from adtrain.core.errors import OptionError
 from adtrain.option_types import Count, Positive, Size, Text
 
@@ -73,7 +75,7 @@ class Spec(BaseModel):
         if options is None or isinstance(options, dict):
             return options or {}
         if (first := cls.first_option()) is None:
-            raise PydanticCustomError("expected", "no options")
+            raise PydanticCustomError("expected", mistakes.NO_OPTIONS)
         return {first: options}
 
     @model_serializer
@@ -231,8 +233,8 @@ class Term(BaseModel):
 class Equations(Spec):
     """The mean squares of expressions, each times its weight; in a config `loss: [{equation: ...}, ...]`."""
 
-    kind = "equations"
-    terms: Annotated[list[Term], Field(min_length=1)]
+    kind = mistakes.EQUATIONS
+    terms: Annotated[list[Term], Field(min_length=1)] = Field(description="a list of equations")
 
     @model_serializer
     def written(self) -> Any:
@@ -240,11 +242,13 @@ class Equations(Spec):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        options = handler.resolve_ref_schema(handler(schema))
-        terms = dict(options["properties"]["terms"])
-        options.clear()
-        options |= terms
-        return options
+        """The list of terms, or the form of other losses."""
+        named = super().__get_pydantic_json_schema__(schema, handler)
+        options = dict(named)
+        terms = options["properties"][cls.kind]["anyOf"][0]["properties"]["terms"]
+        named.clear()
+        named |= {"anyOf": [terms, options]}
+        return named
 
 
 AsTerms = BeforeValidator(lambda value: {Equations.kind: value} if isinstance(value, list) else value)
@@ -378,6 +382,7 @@ def add(family: str, kind: str, target: Callable[..., Any]) -> None:
     Raises OptionError for a parameter whose annotation no value of a config fits.
     """
     FAMILIES[family][kind] = _spec(family, kind, target)
+    OWN.add(kind)
 
 
 def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collection[str] = ()) -> type[Spec]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NoReturn
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from adtrain.config.keys import parts_of
+from adtrain.config.overrides import parts_of
 from adtrain.config.problems import ConfigError, Problem, found, known, similar
 from adtrain.config.records import LIMIT, leaves
 from adtrain.config.source import Node

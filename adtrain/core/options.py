@@ -117,9 +117,6 @@ class Expected:
             return {"type": "chain", "steps": [_described(keys, self.words), schema]}
         return _described(schema, self.words)
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Handler) -> dict[str, Any]:
-        return handler(schema["steps"][-1] if schema["type"] == "chain" else schema)
-
 
 def _described(schema: dict[str, Any], words: str) -> dict[str, Any]:
     """pydantic's schema whose errors have this message."""

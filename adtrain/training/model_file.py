@@ -13,7 +13,7 @@ import numpy as np
 
 from adtrain import config, nn
 from adtrain.config import Config
-from adtrain.config.keys import Overrides
+from adtrain.config.overrides import Overrides
 from adtrain.config.plugged import NONE, Trust
 from adtrain.config.records import plain
 from adtrain.core import tree
