@@ -162,6 +162,6 @@ print({"pydantic", "adtrain.nn", "adtrain.data.formats"} & {*sys.modules})
     assert done.stdout.splitlines() == [
         "c.yaml:15:7: model.layers[7]: unknown layer 'flaten'; did you mean flatten?",
         "--set optimizer: optimizer.sgd.lr: found 'high', expected a number in (0, 3.4e38]",
-        "c.yaml:21:20: training.epochs: found -1, expected an integer in [1, 2^31)",
+        "c.yaml:23:20: training.epochs: found -1, expected an integer in [1, 2^31)",
         "set()",
     ]
