@@ -21,7 +21,7 @@ from adtrain.data.csv_file import Line, Opened, csv_lines
 from adtrain.data.notation import EPOCH, is_plain
 from adtrain.files import open_regular
 
-FIRST_ROWS, MORE_ROWS = 1024, 16384
+FIRST_ROWS, MORE_ROWS = 1024, 32768
 """Rows of the first chunk, which tells categories from numbers, and of each further one of bytes."""
 
 BLOCK_BYTES = 1 << 21
@@ -52,7 +52,7 @@ ISO_MARKS = {4: (MINUS,), 7: (MINUS,), 10: tuple(b" T"), 13: tuple(b":"), 16: tu
 """The possible bytes at places without digits."""
 
 ALL_BYTES = 0x0101010101010101
-NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE, LOW_BYTE = map(np.uint64, (0, 1, 7, 8, 56, 0xFF))
+NOTHING, ONE, SEVEN, EIGHT, LAST_BYTE = map(np.uint64, (0, 1, 7, 8, 56))
 ZEROS, SIXES, LOW_BITS, HIGH_HALVES = (np.uint64(byte * ALL_BYTES) for byte in (ZERO, 6, 0x7F, 0xF0))
 PLACES = np.uint64(0x0706050403020100)
 """The product with the lowest bit of a byte has the number of bytes above it in the highest byte."""
@@ -221,28 +221,29 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     count = min(-(-longest // WORD), MOST_WORDS)
     integers, decimals = np.zeros((2, len(ends)), np.int64)
     wrong, seen = np.zeros((2, len(ends)), np.uint64)  # bits that no number has; all bits once the point is found
-    later = _last_bytes(block, ends, lengths, 0, ZEROS)
+    has_points, later = False, _last_bytes(block, ends, lengths, 0, ZEROS)
     for i in range(count):  # in place, because most of the time of `a | b` is that of new memory
         word = later
         point = _bytes_equal(word, POINT ^ ZERO)
-        wrong |= point & ((point - ONE) | seen)
-        here = (point != 0).astype(np.uint64)
-        point >>= SEVEN
-        places = point * PLACES
-        places >>= LAST_BYTE
-        before = point - here
-        if i:
-            places += here * np.uint64(WORD * i)
-            before |= seen
-        decimals += places.view(np.int64)
-        seen |= NOTHING - here
-        # The bytes before the point move into its place.
-        point *= LOW_BYTE
-        point |= before
-        before &= word
-        before <<= EIGHT
-        word &= np.invert(point, out=point)
-        word |= before
+        has_points = has_points or bool(point.any())
+        if has_points:
+            wrong |= point & ((point - ONE) | seen)
+            here = (point != 0).astype(np.uint64)
+            point >>= SEVEN
+            places = point * PLACES
+            places >>= LAST_BYTE
+            if i:
+                places += here * np.uint64(WORD * i)
+            decimals += places.view(np.int64)
+            # The bytes before the point move into its place.
+            point <<= EIGHT
+            point -= here
+            point |= seen
+            moved = word << EIGHT
+            moved ^= word
+            moved &= point
+            word ^= moved
+            seen |= NOTHING - here
         if i + 1 < count:
             later = _last_bytes(block, ends, lengths, i + 1, ZEROS)
             word |= (later >> LAST_BYTE) & seen
@@ -265,7 +266,7 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
         are_wrong |= unsure
     else:
         values = integers / divisors
-    np.negative(values, where=negative, out=values)
+    values *= 1.0 - 2.0 * negative  # np.negative with `where` takes five times as long
     values[are_wrong] = np.nan
     are_wrong &= filled
     return Numbers(values, np.flatnonzero(are_wrong))
