@@ -115,9 +115,10 @@ def test_the_share_of_operations_is_that_of_the_mean_step_of_the_training(tmp_pa
     )
 
 
-def test_the_option_steps_limits_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("epochs", ["3", "null"])
+def test_the_option_steps_limits_training_with_epochs_and_without(tmp_path: Path, epochs: str) -> None:
     events = Events()
-    result = training.run(prepare(tmp_path, "training.steps=8"), observers=[events])
+    result = training.run(prepare(tmp_path, "training.steps=8", f"training.epochs={epochs}"), observers=[events])
     assert (result.epochs, result.steps, result.images) == (2, 8, 90 + 32)
     assert events.started == [(1, 2, 90), (2, 2, 32)]
     assert result.train == events.epochs[-1].train

@@ -350,8 +350,10 @@ class EarlyStopping(Section):
 class Training(Section):
     """How long and how to train."""
 
-    epochs: Size = Field(description="passes over the training images")
-    steps: Size | None = Field(None, description="training ends after this many steps, or after all epochs")
+    epochs: Size | None = Field(None, description="passes over the training images; default: as many as steps need")
+    steps: Size | None = Field(
+        None, description="training ends after this many steps, or after the epochs if that is earlier"
+    )
     seed: Seed = Field(
         0, description="the seed of initial weights, order of images, dropout, augmentation and validation split"
     )
@@ -406,6 +408,8 @@ class Training(Section):
 
     @model_validator(mode="after")
     def _check_key_combinations(self) -> Training:
+        if self.epochs is None and self.steps is None:
+            raise PydanticCustomError("expected", "epochs or steps")
         if self.clip_norm is not None and self.clip_value is not None:
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
         if self.init_partial is not None and self.init_from is None:

@@ -65,7 +65,8 @@ def missing(record: Record, predictions: AnyPredictions | str) -> list[str]:
     """One line for each part that this report lacks because the run is unfinished or there are no predictions."""
     found = []
     if record.summary is None:
-        status = f"{len(record.epochs)} of {record.config.training.epochs} epochs are complete"
+        epochs = record.config.training.epochs
+        status = f"{len(record.epochs)} {'' if epochs is None else f'of {epochs} '}epochs are complete"
         if (stopped := record.stopped) is not None:
             status += f", {stopped.reason.replace('_', ' ')} at step {stopped.step}"
         found.append(f"the run is not finished ({status}): no test result and no times")

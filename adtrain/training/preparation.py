@@ -277,9 +277,10 @@ def _experiment(
     steps_per_epoch = -(-len(data_set.train) // cfg.data.batch_size)
     if cfg.data.sets_steps_per_epoch:
         steps_per_epoch = cfg.data.point_options.steps_per_epoch
-    total_steps = steps_per_epoch * cfg.training.epochs
-    if cfg.training.steps is not None:
-        total_steps = min(total_steps, cfg.training.steps)
+    ends = [] if cfg.training.steps is None else [cfg.training.steps]
+    if cfg.training.epochs is not None:
+        ends.append(steps_per_epoch * cfg.training.epochs)
+    total_steps = min(ends)
     return Experiment(
         config=cfg,
         network=net,

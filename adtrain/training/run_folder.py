@@ -450,7 +450,8 @@ def _finished(run: Path, reason: str, experiment: Experiment, progress: Progress
             f"{run} is finished: the line search has failed after step {progress.step}, so the weights stay as they "
             f"are; begin a new run with another optimizer and training.init_from={run / MODEL}"
         )
-    if experiment.total_steps < experiment.config.training.epochs * experiment.steps_per_epoch:
+    epochs = experiment.config.training.epochs
+    if epochs is None or experiment.total_steps < epochs * experiment.steps_per_epoch:
         return f"{run} is finished: {progress.step} steps; train longer with --steps N"
     return f"{run} is finished: {progress.epochs_done} epochs; train longer with --epochs N"
 
