@@ -124,6 +124,16 @@ def test_the_option_steps_limits_training_with_epochs_and_without(tmp_path: Path
     assert result.train == events.epochs[-1].train
 
 
+@pytest.mark.parametrize(("steps", "warns"), [(8, True), (9, False)])
+def test_a_warm_up_that_the_training_ends_in_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int, warns: bool
+) -> None:
+    prepare(tmp_path, "schedule={cosine: {warmup_steps: 8}}", f"training.steps={steps}")
+    reason = "found a warm-up of 8 steps, expected fewer than the 8 of the training, which ends before the full"
+    warning = f"adtrain: warning: --set schedule: schedule: {reason} learning rate"
+    assert caplog.messages == [warning] * warns
+
+
 def test_metrics_are_means_over_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "LOG_ROWS", 4)
     events = Events()

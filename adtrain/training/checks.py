@@ -209,6 +209,13 @@ def warn_of_lost_digits(cfg: Config, net: Network, data_set: DataSet) -> None:
         warn(cfg.data.path or data_set.name, f"target {names}: {reason}")
 
 
+def warn_of_warm_up(cfg: Config, schedule: optim.Schedule, total_steps: int) -> None:
+    """Warn about a warm-up that is not over when the training ends."""
+    if isinstance(schedule, optim.schedules.WarmUp) and schedule.steps >= total_steps:
+        expected = f"expected fewer than the {total_steps:,} of the training, which ends before the full learning rate"
+        warn(cfg.where(("schedule",)), f"schedule: found a warm-up of {schedule.steps:,} steps, {expected}")
+
+
 def check_metrics(cfg: Config, task: Task) -> None:
     """Check that `best_by` and `metrics` are metrics of the task."""
     fields, best_by = task.score_kind._fields, cfg.training.best_by

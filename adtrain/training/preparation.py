@@ -281,13 +281,15 @@ def _experiment(
     if cfg.training.epochs is not None:
         ends.append(steps_per_epoch * cfg.training.epochs)
     total_steps = min(ends)
+    schedule = config.build.schedule(cfg, steps_per_epoch, total_steps)
+    checks.warn_of_warm_up(cfg, schedule, total_steps)
     return Experiment(
         config=cfg,
         network=net,
         data=data_set,
         validation=validation,
         optimizer=config.build.grouped_optimizer(cfg, net.parameter_shapes),
-        schedule=config.build.schedule(cfg, steps_per_epoch, total_steps),
+        schedule=schedule,
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         augmentations=(*config.build.augmentations(cfg), *equations.resampling(cfg, net)),
