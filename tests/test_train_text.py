@@ -221,6 +221,15 @@ def test_several_prompts_are_continued_together(trained: Path) -> None:
     assert command("sample", trained, *prompts).stdout == alone[0] + "---\n" + alone[1]
 
 
+def test_the_prompt_is_standard_input_where_none_is_given(trained: Path) -> None:
+    options = ("--length", "8", "--top-k", "1")
+    given = command("sample", trained, *options, "--prompt", "da").stdout
+    assert command("sample", trained, *options, stdin="da").stdout == given
+    assert command("sample", trained, *options, stdin="da\n").stdout == given
+    assert command("sample", trained, *options, "--prompt", "da", stdin="f").stdout == given
+    assert "in the prompt" in command("sample", trained, *options, stdin=b"\xff", expect=2).stderr
+
+
 def test_a_sample_has_the_frequencies_of_the_text(trained: Path) -> None:
     model = training.model_file.load(trained)
     drawn = itertools.islice(sampling.sample(model, "cpu", [np.array([1], np.int32)]), 1500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
@@ -12,6 +13,13 @@ from adtrain.cli.options import Number, RunPath, Whole, device_option, json_opti
 from adtrain.cli.output import note_precision, print_json, show, stream
 from adtrain.core.errors import AdtrainError
 from adtrain.training import Trust, model_file, sampling
+
+
+def _piped() -> str:
+    """The text of standard input without a line feed at its end; empty if it is a terminal or closed."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    return sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")  # as words of the command line
 
 
 @click.command()
@@ -38,8 +46,8 @@ from adtrain.training import Trust, model_file, sampling
     "prompts",
     metavar="TEXT",
     multiple=True,
-    default=[""],
-    help="The text to continue; by default a new line begins. Several prompts are continued together.",
+    help="The text to continue, by default that of standard input if it is no terminal; without a text a new line "
+    "begins. Several prompts are continued together.",
 )
 @click.option("--seed", type=Whole(0, 2**64 - 1), default=0, help="Another seed writes another text.")
 @device_option
@@ -69,6 +77,7 @@ def command(
         raise AdtrainError(
             f"{run}: the run was trained on {trained.config.data.examples}, expected one trained on text"
         )
+    prompts = prompts or (_piped(),)
     note_precision(trained.config, device)
     starts = [sampling.prompt_classes(trained, prompt) for prompt in prompts]
     drawing = sampling.Drawing(temperature, top_k, top_p, seed)
