@@ -174,7 +174,7 @@ def read_file(path: str | Path) -> bytes:
         raise AdtrainError(f"{path}: cannot be read ({error.strerror or error})") from None
 
 
-def append_line(path: Path, line: str, durable: bool = False) -> None:
+def append_line(path: Path, line: str, durable: bool) -> None:
     """Append `line` and a line feed to a text file. `durable`: after the return it survives a power failure.
 
     Raises AdtrainError where it cannot be written; then nothing is appended.

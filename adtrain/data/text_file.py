@@ -99,7 +99,7 @@ class Classes(NamedTuple):
     tokenizer: Tokenizer | None = None
 
 
-def read_classes(path: Path, options: TextOptions, known: Known = NOTHING) -> Classes:
+def read_classes(path: Path, options: TextOptions, known: Known) -> Classes:
     """The classes of a text file; there is at least one. Raises DataError and DataOptionError as `read` does."""
     for name in ("vocabulary", "tokenizer") if options.unit != "token" else ():
         if (value := getattr(options, name)) is not None:

@@ -1,4 +1,4 @@
-// Scaled dot-product attention: what the kernels by FMA (fma_*.cu, any dtype) and by mma.sync (mma_*.cu, float32) share. Those
+// Scaled dot-product attention: what the kernels by FMA (fma.cu, any dtype) and by mma.sync (mma_*.cu, float32) share. Those
 // by WGMMA have wgmma_attention.cuh. T. Dao, "FlashAttention-2", 2023.
 //
 // A block computes the results of a tile of queries of one head and loops over tiles of keys, or the other way round. No array

@@ -192,7 +192,7 @@ class PaddedIndex:
         tiles = -(-((rows - 1) * self.pitch + self.problem.outputs[3]) // tile)
         return replace(self, min_pitch=self.pitch, min_image_pitch=tiles * tile), tiles
 
-    def with_even_rows(self, min_pairs: int = 0) -> PaddedIndex:
+    def with_even_rows(self, min_pairs: int) -> PaddedIndex:
         """The index whose rows have at least ``min_pairs`` pairs of positions and images an even number of rows."""
         wide = replace(self, min_pitch=max(2 * min_pairs, self.min_pitch))
         rows = wide.image_pitch // wide.pitch
