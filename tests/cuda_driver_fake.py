@@ -36,6 +36,7 @@ class Gpu:
         launched: the launches that ran, those of a graph each time that the graph ran.
         captured: the launches of the graph that is being captured; None outside of a capture.
         names: of the kernels, by handle.
+        staged: bytes of the page-locked arrays, in the order of the requests.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,13 @@ class Gpu:
         self.captured: list[Launched] | None = None
         self.graphs: list[list[Launched]] = []
         self.names: list[str] = []
+        self.staged: list[int] = []
+
+    def page_locked(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """A new array of the pool of page-locked memory."""
+        found = np.empty(shape, dtype)
+        self.staged.append(found.nbytes)
+        return found
 
     def module(self, cubin: bytes) -> Any:
         """PyCUDA's module, and its functions."""
@@ -120,7 +128,7 @@ def _pycuda(gpu: Gpu) -> ModuleType:
     module.Stream = lambda flags=0: SimpleNamespace(handle=next(handles), synchronize=lambda: None)
     module.Event = lambda: SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, query=lambda: True)
     module.DeviceMemoryPool = lambda: SimpleNamespace(allocate=Memory, managed_bytes=0)
-    module.PageLockedMemoryPool = lambda: SimpleNamespace(allocate=np.empty)
+    module.PageLockedMemoryPool = lambda: SimpleNamespace(allocate=gpu.page_locked)
     module.mem_alloc = Memory
     module.pagelocked_zeros = lambda size, dtype, mem_flags: np.zeros(size, dtype).view(PageLocked)
     module.memcpy_htod_async = lambda to, x, stream: ctypes.memmove(to, x.ctypes.data, x.nbytes)

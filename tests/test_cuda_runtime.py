@@ -44,7 +44,8 @@ note("program", stage(lambda x: ops.softmax(ops.softmax(x)), SIMPLIFY), x)
 note("eager again", lambda x: ops.softmax(ops.softmax(x)), x)
 of_cell = [(64, 8, 4096), (4096, 1024), (4096,), (64, 1024), (64, 1024)]
 note("recurrent", lambda *xs: bind(PRIMITIVES["lstm"], *xs, reverse=False), *(ones(s) for s in of_cell))
-print(json.dumps({**found, "loaded": [len(gpu.loaded), len(set(gpu.loaded))]}))
+array(np.ones(1, np.bool_), device="gpu").numpy()
+print(json.dumps({**found, "staged": gpu.staged, "loaded": [len(gpu.loaded), len(set(gpu.loaded))]}))
 """
 
 
@@ -60,6 +61,12 @@ def found() -> Any:
 def test_each_cubin_is_loaded_once(found: Any) -> None:
     loaded, different = found["loaded"]
     assert loaded == different == len({launch["kernel"] for name in PARTS for launch in found[name]})
+
+
+def test_copies_leave_the_block_that_the_pool_of_the_host_holds(found: Any) -> None:
+    held, *others = found["staged"]
+    assert held == 1
+    assert min(others) >= 8
 
 
 def test_an_eager_launch_gets_addresses_and_lengths(found: Any) -> None:

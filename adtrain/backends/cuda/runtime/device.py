@@ -331,10 +331,15 @@ class Device:
             while self.uploads and self.uploads[0][1].query():
                 self.uploads.popleft()
             chunk = content[start : start + UPLOAD_CHUNK]
-            staged = self.host_pool.allocate(chunk.shape, np.uint8)
+            staged = self._staged(len(chunk))
             staged[:] = chunk
             cuda.memcpy_htod_async(address + start, staged, self.stream)
             self.uploads.append((staged, self.event()))
+
+    def _staged(self, size: int) -> np.ndarray:
+        """``size`` bytes of page-locked memory, which leave the block that its pool holds there."""
+        found: np.ndarray = self.host_pool.allocate((max(size, MIN_BYTES),), np.uint8)
+        return found[:size]
 
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> Callable[[], np.ndarray]:
         """Copy from the device after the stream's work so far. The function that is returned waits for the elements.
@@ -344,7 +349,7 @@ class Device:
         if 0 in shape:
             return partial(np.empty, shape, dtype)
         with translated():
-            staged = self.host_pool.allocate(shape, dtype)
+            staged = self._staged(prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
             cuda.memcpy_dtoh_async(staged, address, self.stream)
             arrived = self.event()
 
