@@ -124,6 +124,19 @@ def test_the_option_steps_limits_training_with_epochs_and_without(tmp_path: Path
     assert result.train == events.epochs[-1].train
 
 
+@pytest.mark.parametrize("groups", ["null", "[{paths: vectors, lr_factor: 2}]"])
+def test_the_learning_rate_of_a_sequence_is_that_of_the_optimizer_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: str
+) -> None:
+    monkeypatch.setattr(trainer, "LOG_ROWS", 2)
+    events = Events()
+    sequence = "{sequence: {lr: 0.5, first: {sgd: 0.25}, steps: 4, then: {sgd: 0.125}}}"
+    settings = (f"optimizer={sequence}", f"parameter_groups={groups}", "training.steps=6", "schedule=constant")
+    training.run(prepare(tmp_path, *settings), observers=[events])
+    rates = [(interval.step, interval.learning_rate) for interval in events.intervals]
+    assert rates == [(2, 0.125), (4, 0.125), (6, 0.0625)]
+
+
 @pytest.mark.parametrize(("steps", "warns"), [(8, True), (9, False)])
 def test_a_warm_up_that_the_training_ends_in_is_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, steps: int, warns: bool

@@ -121,6 +121,9 @@ class Grouped(Optimizer):
         made: Grouped = tree.of_fields(Grouped, list(changed), list(changed.values()))
         return made
 
+    def rate_at(self, step: int, lr: float) -> float:
+        return self.rule.rate_at(step, lr)
+
     def label(self, path: str) -> Sources:
         return self.sources[path]
 

@@ -169,6 +169,10 @@ class Sequence(Optimizer):
             **{f"then.{name}": x for name, x in self.then.numbers().items()},
         }
 
+    def rate_at(self, step: int, lr: float) -> float:
+        used, done = (self.first, 0) if step < self.steps else (self.then, self.steps)
+        return used.rate_at(step - done, lr * used.lr)
+
     def with_traced(self, numbers: Mapping[str, Any]) -> Optimizer:
         found: dict[str, Any] = {name: x for name, x in numbers.items() if "." not in name}
         for part in ("first", "then"):

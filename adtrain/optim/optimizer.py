@@ -86,6 +86,10 @@ class Optimizer(CheckedArguments):
         """Raise OptionError where an option does not fit parameters of these shapes, by path."""
         return
 
+    def rate_at(self, step: int, lr: float) -> float:
+        """The learning rate in the update after `step` updates, which is given `lr`; `sequence` multiplies that."""
+        return lr
+
     @abstractmethod
     def init(self, params: Tree) -> OptState:
         """The state before the first update, on the parameters' device."""

@@ -413,7 +413,8 @@ class _Training:
         self.images += images
         loss, totals = float(np.dot(losses, sizes)) / images, np.atleast_1d(sums.sum(axis=0)).tolist()
         score = self.task.score(loss, totals, images, lambda: self._labels(pending.batches))
-        interval = Interval(self.progress.epoch, self.progress.step, score, float(rates[-1]), images / seconds)
+        rate = self.experiment.optimizer.rate_at(self.progress.step - 1, float(rates[-1]))
+        interval = Interval(self.progress.epoch, self.progress.step, score, rate, images / seconds)
         for observer in self.observers:
             observer.interval_done(interval)
         if state is not None:
