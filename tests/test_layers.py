@@ -31,6 +31,7 @@ HELPERS = {
     "cache",
     "docstrings",
     "files",
+    "invocation",
     "lazy",
     "table",
     "templates",
@@ -39,11 +40,11 @@ HELPERS = {
 MODEL = {"core", "option_types", "ops", "nn", "optim", "augment"}
 TRAINING = MODEL | HELPERS | {"config", "curvature", "data", "equations", "metrics", "passes", "plugins"}
 RULES: list[tuple[str, set[str]]] = [
-    ("child_process core lazy text", set()),
+    ("child_process core invocation lazy text", set()),
     ("metrics", set()),
     ("signals", set()),
     ("table", {"text"}),
-    ("templates", {"text"}),
+    ("templates", {"invocation", "text"}),
     ("lowering option_types passes equations", {"core"}),
     ("files", {"core", "text"}),
     ("extend", {"core", "passes"}),

@@ -19,7 +19,8 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from adtrain import docstrings
 from adtrain.config import sweep_section
@@ -46,7 +47,18 @@ from adtrain.config.records import (
 )
 from adtrain.config.schema import WORDS
 from adtrain.config.source import Node
-from adtrain.config.specs import SCHEDULES, Augmentation, Average, DataSource, Layers, Loss, Metric, Optimizer, Schedule
+from adtrain.config.specs import (
+    SCHEDULES,
+    Augmentation,
+    Average,
+    DataSource,
+    Layers,
+    Loss,
+    Metric,
+    Optimizer,
+    Schedule,
+    specs_as_unions,
+)
 from adtrain.data import text_file
 from adtrain.data.formats import FORMATS, Options, of_name
 from adtrain.data.points import TABLES, FieldKind, PointOptions
@@ -498,3 +510,20 @@ class Config(Section):
     def error_at(self, path: PathParts, message: str) -> ConfigError:
         """A ConfigError about the value at `path`, with its position in the file."""
         return ConfigError([Problem(self.where(path), dotted(path), message)])
+
+
+class _WithWords(GenerateJsonSchema):
+    """Adds what an error says that it expects. A chain checks a mapping of names, then its values."""
+
+    def custom_error_schema(self, schema: core_schema.CustomErrorSchema) -> dict[str, Any]:
+        return {**super().custom_error_schema(schema), WORDS: schema["custom_error_message"]}
+
+    def chain_schema(self, schema: core_schema.ChainSchema) -> dict[str, Any]:
+        mapping, values = map(self.generate_inner, schema["steps"])
+        return {**values, WORDS: mapping[WORDS]}
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of configs, of which `config.schema` has a copy."""
+    with specs_as_unions(Data, Model, Training, Config):
+        return Config.model_json_schema(schema_generator=_WithWords)

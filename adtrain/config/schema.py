@@ -21,8 +21,8 @@ WORDS = "errorMessage"
 """The keyword of what a wrong value is told to be. JSON Schema leaves it to programs; some editors show it."""
 NULL = {"type": "null"}
 
-OWN: set[str] = set()
-"""The names of the user's classes, which the schema does not have. `specs.add` adds them."""
+OWN: dict[str, Names] = {}
+"""The options of the user's classes by name, which the schema does not have. `specs.add` adds them."""
 
 
 @cache
@@ -82,14 +82,7 @@ def kinds(references: Names) -> Names:
 
 def options_of(kind: str) -> Names | None:
     """The options of a layer, loss or other class in their order; None for a name that is none."""
-    if kind in classes():
-        return tuple(classes()[kind].get("properties", ()))
-    if kind not in OWN:
-        return None
-    from adtrain.config.specs import by_kind
-
-    spec = by_kind(kind)
-    return None if spec is None else tuple(spec.model_fields)
+    return tuple(classes()[kind].get("properties", ())) if kind in classes() else OWN.get(kind)
 
 
 def fits(value: Any, schema: Schema) -> bool:

@@ -381,8 +381,8 @@ def add(family: str, kind: str, target: Callable[..., Any]) -> None:
 
     Raises OptionError for a parameter whose annotation no value of a config fits.
     """
-    FAMILIES[family][kind] = _spec(family, kind, target)
-    OWN.add(kind)
+    spec = FAMILIES[family][kind] = _spec(family, kind, target)
+    OWN[kind] = tuple(spec.model_fields)
 
 
 def _spec(family: str, kind: str, target: Callable[..., Any], excluded: Collection[str] = ()) -> type[Spec]:
