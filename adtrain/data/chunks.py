@@ -260,12 +260,13 @@ def decimal_numbers(block: bytes, begins: np.ndarray, ends: np.ndarray) -> Numbe
     are_wrong |= wrong != 0
     if longest > MOST_DECIMALS:
         are_wrong |= (lengths > PADDING) | (decimals > MOST_DECIMALS)
-    divisors = POWERS.take(decimals, mode="clip")
-    if longest > EXACT_DIGITS and (integers >= 10**EXACT_DIGITS).any():
-        values, unsure = _quotients(integers, divisors)
+    if not has_points:
+        values = integers.astype(np.float64)
+    elif longest > EXACT_DIGITS and (integers >= 10**EXACT_DIGITS).any():
+        values, unsure = _quotients(integers, POWERS.take(decimals, mode="clip"))
         are_wrong |= unsure
     else:
-        values = integers / divisors
+        values = integers / POWERS.take(decimals, mode="clip")
     values *= 1.0 - 2.0 * negative  # np.negative with `where` takes five times as long
     values[are_wrong] = np.nan
     are_wrong &= filled
@@ -310,9 +311,9 @@ def _last_bytes(block: bytes, ends: np.ndarray, lengths: np.ndarray, i: int, zer
     """The `i`-th last eight bytes of each text as an integer, the first one lowest, combined with `zeros` by XOR. Bytes
     before the text are 0."""
     words = np.ndarray(len(block) - WORD + 1, "<u8", block, strides=(1,))
-    missing = np.clip(lengths - WORD * i, 0, WORD).view(np.uint64)
+    missing = np.minimum(lengths - WORD * i, WORD).view(np.uint64)
     np.subtract(EIGHT, missing, out=missing)
-    missing *= EIGHT
+    missing *= EIGHT  # from 64 on a shift leaves 0
     found: np.ndarray = words[ends - WORD * (i + 1)]
     found ^= zeros
     found >>= missing
