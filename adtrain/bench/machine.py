@@ -34,7 +34,7 @@ from adtrain.core.trace import bind
 from adtrain.data.file_array import machine_memory
 from adtrain.ops.matmul import matmul_p
 from adtrain.option_types import Size
-from adtrain.templates import invocation
+from adtrain.text import invocation
 
 WINDOW_S = 0.25
 """How long the load is observed; the counters advance in steps of 10 ms."""

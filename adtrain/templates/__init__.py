@@ -6,32 +6,15 @@ A page extends `page.html.j2`, and says when and by which command it was made. V
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable
-from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from adtrain.text import visible
-
-
-class Invocation(NamedTuple):
-    """A time in UTC as ISO 8601, and a command line."""
-
-    date: str
-    command: str
-
-
-def invocation() -> Invocation:
-    """The time of this call, and the command line of this process."""
-    program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
-    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))
+from adtrain.text import invocation, visible
 
 
 @cache

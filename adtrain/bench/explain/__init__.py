@@ -41,8 +41,7 @@ from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
 from adtrain.table import PERCENT, TEXT, CellFormat
-from adtrain.templates import Invocation, invocation
-from adtrain.text import counted, mebibytes, short
+from adtrain.text import Invocation, counted, invocation, mebibytes, short
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary
