@@ -1,9 +1,14 @@
-"""Text to show: text from files, arguments and other programs made safe, and numbers with a unit."""
+"""Text to show: text from files, arguments and other programs made safe, numbers with a unit, and the command line."""
 
 from __future__ import annotations
 
+import shlex
+import sys
 import unicodedata
 from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
 
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories of characters that a terminal or page obeys or does not show: controls such as newline and escape,
@@ -54,3 +59,17 @@ def short(number: float, unit: str = "") -> str:
             break
         number /= 1000
     return f"{number:.3g} {prefix}{unit}".rstrip()
+
+
+class Invocation(NamedTuple):
+    """A time in UTC as ISO 8601, and a command line."""
+
+    date: str
+    command: str
+
+
+def invocation() -> Invocation:
+    """The time of this call, and the command line of this process."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return Invocation(datetime.now(timezone.utc).isoformat(timespec="seconds"), shlex.join([name, *sys.argv[1:]]))

@@ -32,9 +32,9 @@ from adtrain.core.backend import backend
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.data.file_array import machine_memory
-from adtrain.invocation import invocation
 from adtrain.ops.matmul import matmul_p
 from adtrain.option_types import Size
+from adtrain.text import invocation
 
 WINDOW_S = 0.25
 """How long the load is observed; the counters advance in steps of 10 ms."""

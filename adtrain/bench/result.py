@@ -14,7 +14,7 @@ from adtrain.bench.machine import Protocol
 from adtrain.bench.sampling import MIN_COUNT, NOISY, Time, median_interval
 from adtrain.bench.view import Note, Part, Section, Table, View
 from adtrain.config.records import plain
-from adtrain.invocation import Invocation
+from adtrain.text import Invocation
 
 
 class NamedTime(NamedTuple):

@@ -14,8 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from adtrain.invocation import invocation
-from adtrain.text import visible
+from adtrain.text import invocation, visible
 
 
 @cache

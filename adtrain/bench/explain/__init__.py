@@ -40,9 +40,8 @@ from adtrain.bench.view import (
 from adtrain.config import Config
 from adtrain.core.backend import backend
 from adtrain.data.file_array import machine_memory
-from adtrain.invocation import Invocation, invocation
 from adtrain.table import PERCENT, TEXT, CellFormat
-from adtrain.text import counted, mebibytes, short
+from adtrain.text import Invocation, counted, invocation, mebibytes, short
 from adtrain.training import Mode
 from adtrain.training.costs import largest_batch, planned_peak
 from adtrain.training.summary import read_summary
