@@ -109,7 +109,7 @@ class RowFusedFusion(RowFusion):
 
     @cached_property
     def held(self) -> Mapping[Equation, Rows]:
-        return rows_in_registers(self.program)
+        return held_rows(self.program, _fit)
 
     @cached_property
     def behind_several(self) -> Collection[Equation]:
@@ -178,11 +178,6 @@ def without_epilogues(
         return elementwise(e) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
     return [None if is_epilogue(e) else items for e, items in both]
-
-
-def rows_in_registers(program: Program) -> dict[Equation, Rows]:
-    """The rows of equations that threads with rows in registers can compute."""
-    return held_rows(program, _fit)
 
 
 def held_rows(
