@@ -58,14 +58,9 @@ BY_INDEX = frozenset(("take_along_axis", "scatter_along_axis"))
 
 
 class RowFusion(Fusion):
-    """Each connected group of row-wise equations, which pass rows to one another.
-
-    Attributes:
-        single: the positions of equations of which a kernel computes at most one.
-    """
+    """Each connected group of row-wise equations, which pass rows to one another."""
 
     limit = MAX_EQUATIONS
-    single: Collection[int] = ()
 
     @cached_property
     def found(self) -> list[Items | None]:
@@ -92,9 +87,7 @@ class RowFusion(Fusion):
         if e.has(Trait.RESHAPE) and len(groups.members[groups.of[reader]]) == 1:
             return False
         a, b = groups.of[producer], groups.of[reader]
-        both = groups.members[a] + groups.members[b]
-        singles = sum(i in self.single for i in both) if self.single else 0
-        return singles <= 1 and self.fits_rows(both) and _by_row_only(groups, self.found, a, b)
+        return self.fits_rows(groups.members[a] + groups.members[b]) and _by_row_only(groups, self.found, a, b)
 
 
 class RowFusedFusion(RowFusion):

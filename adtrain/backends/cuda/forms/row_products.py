@@ -68,9 +68,11 @@ class RowProductsFusion(RowFusion):
         return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
 
     def row_wise(self) -> list[Items | None]:
-        equations = self.program.equations
-        self.single = {i for i, e in enumerate(equations) if e.primitive.name in ATTENTION}
-        return without_epilogues(self.program, [_by_row(e, self.target) for e in equations], by_element)
+        found = [_by_row(e, self.target) for e in self.program.equations]
+        return without_epilogues(self.program, found, by_element)
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        return sum(self.program.equations[i].primitive.name in ATTENTION for i in members) <= 1
 
     def saves(self, equations: Sequence[Equation]) -> bool:
         return _is_chain(equations, self.target)
