@@ -98,12 +98,13 @@ class Lowering:
     def candidates(self, equation: Equation) -> list[Candidate]:
         """The candidates for an equation: kernels, the one to prefer first, then library calls."""
         if equation not in self._candidates:
-            form, types = kernel_form(equation), (v.type for v in equation.inputs)
+            form, found = kernel_form(equation), list[Candidate]()
             if form is None:
+                types = (v.type for v in equation.inputs)
                 kernels = cuda_kernels(equation.name, self.target, *types, **equation.kernel_params)
                 found = [*kernels, *calls(equation, self.libraries)]
-            else:
-                found = [] if form.candidates is None else [*form.candidates(equation, self.target)]
+            elif form.candidates is not None:
+                found = [*form.candidates(equation, self.target)]
             self._candidates[equation] = found[:1] if self.target.by_member else found
         return self._candidates[equation]
 
