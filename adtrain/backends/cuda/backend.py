@@ -34,7 +34,7 @@ from adtrain.backends.cuda.runtime.layout import Layout
 from adtrain.backends.cuda.runtime.program import CudaProgram, Lowered, used_elsewhere
 from adtrain.backends.cuda.tuner.autotune import Tuner, share_choices
 from adtrain.backends.cuda.tuner.gpu_trial import GpuBench
-from adtrain.backends.cuda.vendor import Library, installed
+from adtrain.backends.cuda.vendor import installed
 from adtrain.core import communicator, dlpack
 from adtrain.core.backend import Memory
 from adtrain.core.errors import DeviceError
@@ -88,7 +88,7 @@ class CudaBackend:
         outputs: Sequence[ArrayType],
     ) -> Sequence[Buffer]:
         if primitive.name == "reshape":
-            return [Buffer(buffers[0].memory, outputs[0].shape, buffers[0].dtype)]
+            return [buffers[0].of_shape(outputs[0].shape)]
         if {Trait.COLLECTIVE, Trait.SHARD_EXCHANGE, Trait.SUBVIEW}.intersection(primitive.traits):
             found = primitive.reference(*map(self.to_numpy, buffers), **params)
             return [self.from_numpy(np.ascontiguousarray(found))]
@@ -244,54 +244,42 @@ class CudaBackend:
         name: str = self.device.device.name()
         return name
 
+    @translated()
     def properties(self) -> dict[str, Any]:
-        """The device in numbers; see `properties`."""
-        return properties(self.device, self.lowering.libraries)
+        """Sizes in bytes, clocks in MHz, and versions as text, None where something is missing.
 
+        ``devices`` has an entry for each GPU of the machine, this one first; ``peers`` of an entry are the numbers of
+        the GPUs whose memory it can read directly. ``candidates`` names the libraries whose calls are candidates.
+        """
+        count = cuda.Device.count()
+        found = [{**_describe(cuda.Device(ordinal)), "peers": peers(ordinal, count)} for ordinal in range(count)]
+        found[0]["free_bytes"], _ = cuda.mem_get_info()
+        return {
+            "devices": found,
+            "driver": libraries.driver(),
+            "driver_cuda": libraries.cuda_version(cuda.get_driver_version()),
+            "runtime": libraries.runtime(),
+            "toolkit": _toolkit(),
+            "pycuda": pycuda.VERSION_TEXT,
+            "pycuda_cuda": ".".join(map(str, cuda.get_version()[:2])),
+            "nvrtc": compiler.version(),
+            "libraries": libraries.vendor(),
+            "candidates": [library.name for library in self.lowering.libraries],
+        }
+
+    @translated()
     def identity(self) -> str:
-        return identity(self.device)
+        major, minor = self.device.device.compute_capability()
+        driver = libraries.driver() or libraries.cuda_version(cuda.get_driver_version())
+        return f"{self.device.device.name()}, compute capability {major}.{minor}, driver {driver}"
 
     def compiler_name(self) -> str:
         return f"NVRTC {compiler.version()} for sm_{self.device.architecture}, PyCUDA {pycuda.VERSION_TEXT}"
 
 
-@translated()
-def properties(device: Device, candidates: Sequence[Library]) -> dict[str, Any]:
-    """Sizes in bytes, clocks in MHz, and versions as text, None where something is missing.
-
-    ``devices`` has an entry for each GPU of the machine, ``device`` first; ``peers`` of an entry are the numbers of the
-    GPUs whose memory it can read directly. ``candidates`` names the libraries whose calls are candidates.
-    """
-    count = cuda.Device.count()
-    found = [{**_describe(cuda.Device(ordinal)), "peers": peers(ordinal, count)} for ordinal in range(count)]
-    found[0]["free_bytes"], _ = cuda.mem_get_info()
-    return {
-        "devices": found,
-        "driver": libraries.driver(),
-        "driver_cuda": libraries.cuda_version(cuda.get_driver_version()),
-        "runtime": libraries.runtime(),
-        "toolkit": _toolkit(),
-        "pycuda": pycuda.VERSION_TEXT,
-        "pycuda_cuda": ".".join(map(str, cuda.get_version()[:2])),
-        "nvrtc": compiler.version(),
-        "libraries": libraries.vendor(),
-        "candidates": [library.name for library in candidates],
-    }
-
-
-@translated()
-def identity(device: Device) -> str:
-    """The names of the GPU and its driver."""
-    major, minor = device.device.compute_capability()
-    driver = libraries.driver() or libraries.cuda_version(cuda.get_driver_version())
-    return f"{device.device.name()}, compute capability {major}.{minor}, driver {driver}"
-
-
-@translated()
 def _describe(about: Any) -> dict[str, Any]:
     """One GPU; ``free_bytes`` is known only for the one in use."""
     major, minor = about.compute_capability()
-
     read, attribute = about.get_attribute, cuda.device_attribute
     return {
         "name": about.name(),

@@ -8,7 +8,7 @@ This is software pipelining with one stage (Allan, Jones, Lee and Allan, "Softwa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
@@ -67,10 +67,12 @@ def prefetch_batch(program: Program, target: Target) -> PrefetchedRuns:
     exchanges = [i for i, e in enumerate(program.equations) if exchanges_data(e)]
     if program.members or not program.carries:
         return undivided
-    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    next_value = dict(zip(program.donated_inputs, program.outputs, strict=True))
     updating = (e for e in _launched(program.equations) if e.form in (PRODUCT, GROUPED_BFLOAT16) or by_element(e))
     updated = {v for e in updating for v in e.outputs}
-    copies = [e for e in program.equations if _copies_updated(e, next_value, updated)]
+    # The bfloat16 copies of weights that loops or the epilogue of a product have updated.
+    bits = (e for e in program.equations if e.primitive.name == "to_bfloat16")
+    copies = [e for e in bits if next_value.get(e.inputs[0]) in updated]
     if not copies and not any(e.form == HORIZONTAL for e in program.equations):
         return undivided
     known, results = {*program.inputs, *program.constants}, set(program.outputs)
@@ -97,7 +99,7 @@ def _divided(
 ) -> PrefetchedRuns | None:
     """The runs that prefetch the results of a prologue and of copies of weights; see `prefetch_batch`."""
     exchanges = any(map(exchanges_data, program.equations))
-    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    next_value = dict(zip(program.donated_inputs, program.outputs, strict=True))
     fetching = {*prologue, *copies}
     rest = [e for e in program.equations if e not in fetching]
     fetched = tuple(v for e in (*prologue, *copies) for v in e.outputs)
@@ -124,11 +126,6 @@ def _divided(
     return PrefetchedRuns((*prologue, *copies), steady, replace(program, inputs=inputs, equations=tuple(rest)))
 
 
-def _copies_updated(e: Equation, next_value: Mapping[Variable, Variable], updated: Collection[Variable]) -> bool:
-    """Whether it is the bfloat16 copy of a weight that loops or the epilogue of a product have updated."""
-    return e.primitive.name == "to_bfloat16" and next_value.get(e.inputs[0]) in updated
-
-
 def _with_copies(e: Equation, copies: Mapping[Variable, Equation]) -> Equation:
     """`e`. Where its loops or epilogues compute a key of ``copies``, they compute the copy too."""
     found = [copies[v] for v in e.outputs if v in copies]
@@ -151,7 +148,7 @@ def _prefetch_product(program: Program, product: Equation, update: Equation) -> 
     read = {v for e in program.equations for v in e.inputs}
     if not known.issuperset(product.inputs) or not read.isdisjoint(update.outputs):
         return None
-    next_value = dict(zip((v for v in program.inputs if v in program.donated), program.outputs, strict=True))
+    next_value = dict(zip(program.donated_inputs, program.outputs, strict=True))
     (result,) = product.outputs
     following = result.like()
     rest = tuple(e for e in program.equations if e is not product)

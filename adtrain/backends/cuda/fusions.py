@@ -14,7 +14,7 @@ from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
-from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments, split_reductions
+from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import LongRowsFusion, RowFusedFusion
@@ -25,7 +25,6 @@ from adtrain.backends.cuda.forms.tiled_product import tile_weights
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.product_precision import choose_precision, store_bfloat16
-from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.core.batching_rules import loop
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import Primitive, Trait
@@ -78,7 +77,6 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
-        multiply_by_reciprocals,
         remove_dead_code,
         keep_derivatives,
         fuse_loops,
@@ -112,13 +110,11 @@ SIDE_BY_SIDE = GroupedBfloat16Fusion, GroupedProductsFusion, HorizontalFusion
 
 def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     """The passes after the fusion of elementwise equations."""
-    by_rows = FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows")
-    split = partial(split_reductions, fuse=by_rows, launch_bytes=LAUNCH_BYTES)
     return (
         sink_reshapes,
         remove_dead_code,
-        *(() if target.by_member else (compute_arguments, split)),
-        by_rows,
+        *(() if target.by_member else (compute_arguments,)),
+        FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
         partial(tile_weights, target=target),
         FusionPass((ProductSumsFusion,), target),
         *(() if target.by_member else (partial(recompute, sources=(), readers=COMPUTE_AGAIN, more_arrays=False),)),

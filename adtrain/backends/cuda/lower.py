@@ -98,18 +98,15 @@ class Lowering:
     def candidates(self, equation: Equation) -> list[Candidate]:
         """The candidates for an equation: kernels, the one to prefer first, then library calls."""
         if equation not in self._candidates:
-            found = self._find_candidates(equation)
+            form, found = kernel_form(equation), list[Candidate]()
+            if form is None:
+                types = (v.type for v in equation.inputs)
+                kernels = cuda_kernels(equation.name, self.target, *types, **equation.kernel_params)
+                found = [*kernels, *calls(equation, self.libraries)]
+            elif form.candidates is not None:
+                found = [*form.candidates(equation, self.target)]
             self._candidates[equation] = found[:1] if self.target.by_member else found
         return self._candidates[equation]
-
-    def _find_candidates(self, equation: Equation) -> list[Candidate]:
-        """See `candidates`."""
-        form = kernel_form(equation)
-        if form is not None:
-            return [] if form.candidates is None else [*form.candidates(equation, self.target)]
-        types = (v.type for v in equation.inputs)
-        kernels = cuda_kernels(equation.name, self.target, *types, **equation.kernel_params)
-        return [*kernels, *calls(equation, self.libraries)]
 
     def chosen(self, equation: Equation) -> Candidate:
         """The candidate that the equation runs with: the fastest one if times are known, else the first.
@@ -129,20 +126,17 @@ class Lowering:
     def _generated(self, equation: Equation) -> list[Kernel]:
         """The generated kernels of an equation, to launch in order; none where it has kernels of files."""
         if equation not in self._generated_kernels:
-            made = self._generate(equation)
+            form, made = kernel_form(equation), list[Kernel]()
+            if form is not None and form.kernels is not None:
+                made = form.kernels(equation, self.target)
+            elif equation.members and (is_loops(equation) or is_product(equation)):
+                made = [horizontal([equation], self.target)]
+            elif form is None and not self.target.by_member:
+                made = rows_alone(equation, self.target)
             if equation.members:  # those of one member, with the members as a dimension of the grid
                 made = [for_members(each, equation.members) for each in made]
             self._generated_kernels[equation] = made
         return self._generated_kernels[equation]
-
-    def _generate(self, equation: Equation) -> list[Kernel]:
-        """See `_generated`."""
-        form = kernel_form(equation)
-        if form is not None and form.kernels is not None:
-            return form.kernels(equation, self.target)
-        if equation.members and (is_loops(equation) or is_product(equation)):
-            return [horizontal([equation], self.target)]
-        return rows_alone(equation, self.target) if form is None and not self.target.by_member else []
 
 
 def fastest(labels: Sequence[str], times: Mapping[str, float]) -> str:

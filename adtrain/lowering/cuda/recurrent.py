@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -18,7 +19,6 @@ from adtrain.core.kernel import (
     Arrays,
     CudaKernel,
     CudaLaunch,
-    CudaRule,
     MemoryLayout,
     Target,
     lengths,
@@ -369,39 +369,37 @@ def _in_clusters(target: Target, gradient: bool, *types: Any) -> list[Division]:
     return [*resident, *[d for d in by_time if not d.resident][:1]]
 
 
-def _over_grid(
-    target: Target, cell: str, gradient: bool, precision: str, *types: Any
-) -> tuple[GridDivision | None, bool]:
-    """The division over the whole grid, if it fits, and whether its estimate is the shortest."""
+def _divisions(
+    cell: str, gradient: bool, target: Target, *types: Any, precision: str = FULL
+) -> list[Division | GridDivision]:
+    """Those of `_in_clusters`, and the one over the grid if it fits. It is first if its estimate is the shortest."""
+    clusters = _in_clusters(target, gradient, *types)
     grid = GridDivision(cell, recurrent_lengths(*types), gradient, 2 if precision == FULL else 1)
     if not grid.fits(target, types[0].dtype):
-        return None, False
-    return grid, grid.cycles(target) < min(d.cycles(target) for d in _in_clusters(target, gradient, *types))
+        return [*clusters]
+    is_first = grid.cycles(target) < min(d.cycles(target) for d in clusters)
+    return [grid, *clusters] if is_first else [*clusters, grid]
 
 
-def _rule(cell: str, gradient: bool) -> CudaRule:
-    def candidates(target: Target, *types: Any, reverse: bool, precision: str = FULL) -> list[CudaKernel]:
-        """Those of `_in_clusters`, and the one over the grid, which comes first if its estimate is the shortest."""
-        clusters = [kernel(cell, division, types, reverse) for division in _in_clusters(target, gradient, *types)]
-        grid, is_first = _over_grid(target, cell, gradient, precision, *types)
-        found = [] if grid is None else [grid_kernel(grid, target, types, reverse)]
-        return [*found, *clusters] if is_first else [*clusters, *found]
-
-    return candidates
+def _candidates(
+    cell: str, gradient: bool, target: Target, *types: Any, reverse: bool, **params: Any
+) -> list[CudaKernel]:
+    return [
+        grid_kernel(d, target, types, reverse) if isinstance(d, GridDivision) else kernel(cell, d, types, reverse)
+        for d in _divisions(cell, gradient, target, *types, **params)
+    ]
 
 
-def _weight_grad_rule(cell: str) -> CudaRule:
-    def candidates(
-        target: Target, *types: Any, reverse: bool, precision: str = FULL, **others: Any
-    ) -> list[CudaKernel]:
-        """The one over the whole grid, where the gradient without the weight's prefers it."""
-        grid, is_first = _over_grid(target, cell, True, precision, *types)
-        return [grid_kernel(replace(grid, weight_grad=True), target, types, reverse)] if grid and is_first else []
-
-    return candidates
+def _weight_grad(
+    cell: str, target: Target, *types: Any, reverse: bool, precision: str = FULL, **others: Any
+) -> list[CudaKernel]:
+    """The kernel over the grid, where the gradient without the weight's prefers it."""
+    best = next(iter(_divisions(cell, True, target, *types, precision=precision)), None)
+    grids = [replace(best, weight_grad=True)] if isinstance(best, GridDivision) else []
+    return [grid_kernel(grid, target, types, reverse) for grid in grids]
 
 
 for _cell in RECURRENT:
-    register(_cell, "cuda", _rule(_cell, gradient=False))
-    register(f"{_cell}_grad", "cuda", _rule(_cell, gradient=True))
-    register(f"{_cell}_weight_grad", "cuda", _weight_grad_rule(_cell))
+    register(_cell, "cuda", partial(_candidates, _cell, False))
+    register(f"{_cell}_grad", "cuda", partial(_candidates, _cell, True))
+    register(f"{_cell}_weight_grad", "cuda", partial(_weight_grad, _cell))

@@ -139,15 +139,12 @@ def _state_bytes(operation: int, dtype: np.dtype, result: np.dtype) -> int:
     return 2 * number if operation == LOGSUMEXP else number
 
 
-def _over_axes(operation: int, primitive: str) -> None:
-    def rule(target: Target, x: Any, axes: tuple[int, ...]) -> list[CudaKernel]:
-        return reduction(target, operation, x, axes, output_type(primitive, x, axes=axes).dtype)
-
-    register(primitive, "cuda", rule)
+def _over_axes(operation: int, primitive: str, target: Target, x: Any, axes: tuple[int, ...]) -> list[CudaKernel]:
+    return reduction(target, operation, x, axes, output_type(primitive, x, axes=axes).dtype)
 
 
-for operation, name in ((SUM, "sum"), (MAX, "max"), (MIN, "min"), (LOGSUMEXP, "logsumexp")):
-    _over_axes(operation, name)
+for _operation, _name in ((SUM, "sum"), (MAX, "max"), (MIN, "min"), (LOGSUMEXP, "logsumexp")):
+    register(_name, "cuda", partial(_over_axes, _operation, _name))
 register("argmax", "cuda", lambda target, x, axis: reduction(target, ARGMAX, x, (axis,), np.dtype(np.int64)))
 
 

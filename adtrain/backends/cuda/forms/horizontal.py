@@ -79,7 +79,7 @@ class HorizontalFusion(Fusion):
         dtypes: set[np.dtype] = set()  # of products; a kernel supports one
         for i in positions:
             e = self.program.equations[i]
-            own = self._blocks(e)
+            own = self.long.get(e) or blocks_in_launch(e)
             if own is None:
                 continue
             dtype = {e.inputs[0].type.dtype} if is_product(e) else set()
@@ -91,9 +91,6 @@ class HorizontalFusion(Fusion):
             launch.append(i)
             blocks, pointers, dtypes = blocks + own, pointers | operands, dtypes | dtype
         yield launch
-
-    def _blocks(self, equation: Equation) -> int | None:
-        return self.long.get(equation) or blocks_in_launch(equation)
 
 
 def _levels(program: Program, max_blocks: int) -> list[int]:
@@ -191,14 +188,12 @@ def _joined(program: Program, joins: Callable[[Equation], bool]) -> Program:
         if e.form == HORIZONTAL:
             launches.append(i)
         elif joins(e):
-            fitting = (x for x in launches if _pointers(groups, x, i) <= MAX_POINTERS)
-            any(groups.merge_independent(x, i) for x in fitting)
+            for x in launches:
+                both = (*groups.group_of(x), *groups.group_of(i))
+                pointers = {v for e in both for v in (*e.inputs, *e.outputs)}
+                if len(pointers) <= MAX_POINTERS and groups.merge_independent(x, i):
+                    break
     return groups.rewritten(_horizontal, anchor=min)
-
-
-def _pointers(groups: Groups, i: int, j: int) -> int:
-    """The pointers of a launch of two groups."""
-    return len({v for e in (*groups.group_of(i), *groups.group_of(j)) for v in (*e.inputs, *e.outputs)})
 
 
 def _horizontal(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -6,7 +6,7 @@ If there are few rows, blocks divide the columns too. A second launch joins thei
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
@@ -70,18 +70,14 @@ def map_reduce_kernels(equation: Equation, target: Target) -> list[Kernel]:
     return [kernel("map_reduce", [part], THREADS, resident=blocks) for part in parts]
 
 
+@dataclass(frozen=True)
 class _Writer:
-    def __init__(
-        self,
-        loop: MapReduce,
-        states: Sequence[State],
-        names: dict[Variable, str],
-        slices: int,
-        length: int,
-        tile: int,
-    ) -> None:
-        self.loop, self.states, self.names = loop, states, names
-        self.slices, self.length, self.tile = slices, length, tile
+    loop: MapReduce
+    states: Sequence[State]
+    names: dict[Variable, str]
+    slices: int
+    length: int
+    tile: int
 
     def column(self) -> Iterator[str]:
         """The type of a column in shared memory."""

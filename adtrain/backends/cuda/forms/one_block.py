@@ -129,6 +129,10 @@ class _Scheduled(NamedTuple):
     def end(self) -> int:
         return self.begin + len(self.steps)
 
+    def step(self, phase: int) -> Step | None:
+        """The step that runs in a phase."""
+        return self.steps[phase - self.begin] if self.begin <= phase < self.end else None
+
     @property
     def asynchronous(self) -> bool:
         """Whether the result is an asynchronous copy, complete after the next barrier."""
@@ -340,28 +344,25 @@ def _memory(body: Program, timed: Sequence[_Scheduled], limit: int) -> tuple[Pla
 def _statements(
     timed: Sequence[_Scheduled], places: Places, threads: int, beside: Sequence[Sequence[str]]
 ) -> Iterator[str]:
-    at = _first_threads(timed, threads)
+    phases = max([len(beside), *(t.end for t in timed)])
+    steps = [[(i, step) for i, t in enumerate(timed) if (step := t.step(phase))] for phase in range(phases + 1)]
+    at = _first_threads(steps, threads)
     for scheduled in timed:
         for step in scheduled.steps:
             yield from step.declared
-    for phase in range(max([len(beside), *(t.end for t in timed)])):
+    for phase in range(phases):
         if phase == 1 and any(t.asynchronous for t in timed):
             yield from ("cp_async_commit_group();", "cp_async_wait_group<0>();")
         if phase:
             yield "__syncthreads();"
         yield from beside[phase] if phase < len(beside) else ()
-        for i, (_, begin, steps) in enumerate(timed):
-            if begin <= phase + 1 < begin + len(steps) and steps[phase + 1 - begin].early:
-                yield from ("{", at[i, phase + 1], *indented(steps[phase + 1 - begin].early), "}")
-        for i, (_, begin, steps) in enumerate(timed):
-            if begin <= phase < begin + len(steps) and steps[phase - begin].loads:
-                yield from ("{", at[i, phase], *indented(steps[phase - begin].loads), "}")
-        own = [
-            (i, steps[phase - begin])
-            for i, (_, begin, steps) in enumerate(timed)
-            if begin <= phase < begin + len(steps)
-        ]
-        for i, step in sorted(own, key=lambda found: bool(found[1].loads)):  # those last that wait for loads
+        for i, step in steps[phase + 1]:
+            if step.early:
+                yield from ("{", at[i, phase + 1], *indented(step.early), "}")
+        for i, step in steps[phase]:
+            if step.loads:
+                yield from ("{", at[i, phase], *indented(step.loads), "}")
+        for i, step in sorted(steps[phase], key=lambda found: bool(found[1].loads)):  # those last that wait for loads
             yield "{"
             yield at[i, phase]
             if i in places:
@@ -372,17 +373,16 @@ def _statements(
             yield "}"
 
 
-def _first_threads(timed: Sequence[_Scheduled], threads: int) -> dict[tuple[int, int], str]:
-    """The definition of `t` by equation and phase. In a phase each equation starts at the warp after the previous one's
-    last warp."""
+def _first_threads(steps: Sequence[Sequence[tuple[int, Step]]], threads: int) -> dict[tuple[int, int], str]:
+    """The definition of `t` by equation and phase, for the steps of each phase with the numbers of their equations. In
+    a phase each equation starts at the warp after the previous one's last warp."""
     found = {}
-    for phase in range(max((t.end for t in timed), default=0)):
+    for phase, of_phase in enumerate(steps):
         taken = 0
-        for i, (_, begin, steps) in enumerate(timed):
-            if begin <= phase < begin + len(steps):
-                rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
-                found[i, phase] = f"    const int t = {rotated};"
-                taken = (taken + -(-steps[phase - begin].threads // WARP) * WARP) % threads
+        for i, step in of_phase:
+            rotated = f"(threadIdx.x + {threads - taken}) % THREADS" if taken else "threadIdx.x"
+            found[i, phase] = f"    const int t = {rotated};"
+            taken = (taken + -(-step.threads // WARP) * WARP) % threads
     return found
 
 

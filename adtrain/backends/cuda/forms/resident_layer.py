@@ -327,11 +327,6 @@ def _ancestors(equations: Sequence[Equation], last: Sequence[Equation]) -> set[E
     return found
 
 
-def _deepest(places: Mapping[Equation, tuple[int, int]], equations: Collection[Equation], segment: int) -> int:
-    """The maximum depth of some equations in a segment. places: the segment and depth of each equation."""
-    return max((depth for e, (own, depth) in places.items() if own == segment and e in equations), default=0)
-
-
 class _Divider:
     """Divides the equations into segments.
 
@@ -366,7 +361,10 @@ class _Divider:
         early = _ancestors(self.equations, [*sums, *next_number])
         earliest = self._earliest(sums, {})
         last = max((segment + (e in sums) for e, (segment, _) in earliest.items()), default=0)
-        most = {i: _deepest(earliest, early, i) for i in range(last)}
+        most = dict.fromkeys(range(last), 0)  # the maximum depth of these in each segment
+        for e, (segment, depth) in earliest.items():
+            if e in early and segment < last:
+                most[segment] = max(most[segment], depth)
         earliest = self._earliest(sums, {e: most for e in self.equations if e not in early})
         makes_inputs = any(v in self.ready for v in map(self._source, self.layer.forward.inputs))
         if not last or makes_inputs or not next_number or earliest[next_number[0]][0]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from adtrain.backends.cuda.codegen.long_rows import long_rows, may_overwrite
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel
@@ -58,14 +58,9 @@ BY_INDEX = frozenset(("take_along_axis", "scatter_along_axis"))
 
 
 class RowFusion(Fusion):
-    """Each connected group of row-wise equations, which pass rows to one another.
-
-    Attributes:
-        single: the positions of equations of which a kernel computes at most one.
-    """
+    """Each connected group of row-wise equations, which pass rows to one another."""
 
     limit = MAX_EQUATIONS
-    single: Collection[int] = ()
 
     @cached_property
     def found(self) -> list[Items | None]:
@@ -92,9 +87,7 @@ class RowFusion(Fusion):
         if e.has(Trait.RESHAPE) and len(groups.members[groups.of[reader]]) == 1:
             return False
         a, b = groups.of[producer], groups.of[reader]
-        both = groups.members[a] + groups.members[b]
-        singles = sum(i in self.single for i in both) if self.single else 0
-        return singles <= 1 and self.fits_rows(both) and _by_row_only(groups, self.found, a, b)
+        return self.fits_rows(groups.members[a] + groups.members[b]) and _by_row_only(groups, self.found, a, b)
 
 
 class RowFusedFusion(RowFusion):
@@ -104,11 +97,12 @@ class RowFusedFusion(RowFusion):
 
     @cached_property
     def by_item(self) -> list[Items | None]:
-        return _row_wise(self.program)
+        found = [row_items(e) for e in self.program.equations]
+        return without_epilogues(self.program, found, lambda e: e.form == LOOPS)
 
     @cached_property
     def held(self) -> Mapping[Equation, Rows]:
-        return rows_in_registers(self.program)
+        return held_rows(self.program, _fit)
 
     @cached_property
     def behind_several(self) -> Collection[Equation]:
@@ -163,20 +157,20 @@ def shared_inputs(body: Program) -> set[Variable]:
     return {v for e, items in found if items for v, flag in zip(e.inputs, items.flags, strict=True) if not flag}
 
 
-def _row_wise(program: Program) -> list[Items | None]:
-    """How each equation works row by row. Loops with one result that read a large product do not: they become its
-    epilogue. An epilogue with several results would write more than the product."""
-    wide = {v for e in program.equations if e.has(Trait.MATMUL) and row_items(e) is None for v in e.outputs}
+def without_epilogues(
+    program: Program, found: Sequence[Items | None], elementwise: Callable[[Equation], bool]
+) -> list[Items | None]:
+    """``found`` with None for elementwise equations with one result that read a product whose own entry is None.
+
+    They become its epilogue. An epilogue with several results would write more than the product.
+    """
+    both = list(zip(program.equations, found, strict=True))
+    wide = {v for e, items in both if e.has(Trait.MATMUL) and items is None for v in e.outputs}
 
     def is_epilogue(e: Equation) -> bool:
-        return e.form == LOOPS and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
+        return elementwise(e) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
-    return [None if is_epilogue(e) else row_items(e) for e in program.equations]
-
-
-def rows_in_registers(program: Program) -> dict[Equation, Rows]:
-    """The rows of equations that threads with rows in registers can compute."""
-    return held_rows(program, _fit)
+    return [None if is_epilogue(e) else items for e, items in both]
 
 
 def held_rows(
@@ -358,10 +352,7 @@ class LongRowsFusion(RowFusion):
 
     @cached_property
     def held(self) -> Mapping[Equation, Rows]:
-        return held_rows(self.program, self._fit_long, BY_INDEX)
-
-    def _fit_long(self, rows: Rows) -> bool:
-        return _fit_long(rows, self.target)
+        return held_rows(self.program, partial(_fit_long, self.target), BY_INDEX)
 
     def row_wise(self) -> list[Items | None]:
         return [e.rows(self.held[e].count) if e in self.held else None for e in self.program.equations]
@@ -377,7 +368,7 @@ class LongRowsFusion(RowFusion):
         return len(launches) > 1 and any(map(rows_of, equations))
 
 
-def _fit_long(rows: Rows, target: Target) -> bool:
+def _fit_long(target: Target, rows: Rows) -> bool:
     """Whether rows are too long for registers, and each multiprocessor has one."""
     return rows.count >= target.multiprocessors and MAX_WIDTH < rows.length <= MAX_LENGTH
 
@@ -388,7 +379,7 @@ def rows_alone(equation: Equation, target: Target) -> list[Kernel]:
     if rows is not None and rows.length <= MAX_WIDTH:
         part = register_rows(body_of(equation), shortest=1)
         return [] if part is None else [kernel(ROW_FUSED, [part], THREADS)]
-    if rows is not None and _fit_long(rows, target):
+    if rows is not None and _fit_long(target, rows):
         return _long_kernels(equation, target)
     return []
 

@@ -19,7 +19,7 @@ from adtrain.backends.cuda.codegen.part import Kernel, Names, Part, Step, StepRu
 from adtrain.backends.cuda.forms import Form, define
 from adtrain.backends.cuda.forms.horizontal import is_product
 from adtrain.backends.cuda.forms.one_block import part_of
-from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise
+from adtrain.backends.cuda.forms.row_fused import RowFusion, own_rows, rowwise, without_epilogues
 from adtrain.codegen.elementwise import access, literal, read, vector_results
 from adtrain.core.axes import Items
 from adtrain.core.kernel import TENSOR_CORES, WARP, Target
@@ -68,9 +68,11 @@ class RowProductsFusion(RowFusion):
         return producer.has(Trait.RESHAPE) and not reader.has(Trait.RESHAPE)
 
     def row_wise(self) -> list[Items | None]:
-        equations = self.program.equations
-        self.single = {i for i, e in enumerate(equations) if e.primitive.name in ATTENTION}
-        return _without_epilogues(self.program, [_by_row(e, self.target) for e in equations])
+        found = [_by_row(e, self.target) for e in self.program.equations]
+        return without_epilogues(self.program, found, by_element)
+
+    def fits_rows(self, members: Sequence[int]) -> bool:
+        return sum(self.program.equations[i].primitive.name in ATTENTION for i in members) <= 1
 
     def saves(self, equations: Sequence[Equation]) -> bool:
         return _is_chain(equations, self.target)
@@ -176,20 +178,6 @@ def _is_on_sequences(e: Equation) -> bool:
     others = [v.type.shape for v in e.inputs if v.type.shape != shape]
     leading = {shape[0], shape[0] * shape[1]}  # of arrays by sequence and by row
     return all(v.type.shape == shape for v in e.outputs) and not any(x and x[0] in leading for x in others)
-
-
-def _without_epilogues(program: Program, found: list[Items | None]) -> list[Items | None]:
-    """``found`` with None for elementwise equations that have one result and read a product outside of chains.
-
-    They become its epilogue. An epilogue with several results would write more than the product.
-    """
-    both = list(zip(program.equations, found, strict=True))
-    wide = {v for e, each in both if e.has(Trait.MATMUL) and each is None for v in e.outputs}
-
-    def is_epilogue(e: Equation) -> bool:
-        return by_element(e) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
-
-    return [None if is_epilogue(e) else each for e, each in both]
 
 
 def _is_chain(equations: Sequence[Equation], target: Target) -> bool:

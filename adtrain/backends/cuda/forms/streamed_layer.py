@@ -93,11 +93,6 @@ class StreamedLayer:
         return next(n for n in BLOCK_UNITS if self.lengths[2] % n == 0)
 
     @property
-    def has_inputs_for_all_warps(self) -> bool:
-        """Whether each group of warps has at least 16 inputs, the fewest that it can compute."""
-        return groups_of_warps(self.block_units) * TILE <= self.lengths[1]
-
-    @property
     def shared(self) -> int:
         """Bytes of shared memory of a block: batches or partial sums, the gradient, sums, and where examples begin."""
         batch, inputs, _ = self.lengths
@@ -140,7 +135,8 @@ def stream_layer(program: Program, target: Target) -> Program:
         parts = [layer.gather, *(view for view in views if view.outputs[0] in e.inputs), e]
         streamed |= dict.fromkeys(e.outputs, fuse(STREAMED_LAYER, parts, e.outputs))
     both = StreamedLayer((layer.gather, layer.backward), (layer.gather, layer.forward))
-    if both.shared > target.shared or not both.has_inputs_for_all_warps:
+    # Each group of warps has at least 16 inputs, the fewest that it can compute.
+    if both.shared > target.shared or groups_of_warps(both.block_units) * TILE > both.lengths[1]:
         return program
     removed = {v for e in (layer.gather, *views) for v in e.outputs} | set(streamed)
     equations: list[Equation] = []
@@ -239,7 +235,8 @@ class _Writer:
             yield f"layer.load_gradient({gradient} + unit0, {self.units});"
         yield "cp_async_wait_group<0>();"
         yield "__syncthreads();"
-        yield f"const Update update = {{{', '.join(f'*{self.pointers[v]}' for v in self._update_arguments())}}};"
+        numbers = update_arguments(layer.backward[1]) if layer.backward else []
+        yield f"const Update update = {{{', '.join(f'*{self.pointers[v]}' for v in numbers)}}};"
         yield "Layer::Outputs outputs;"
         yield "layer.pass(outputs, from, to, update);"
         if layer.forward is not None:
@@ -254,9 +251,6 @@ class _Writer:
     def _rows(self, arrays: Sequence[Variable]) -> str:
         """C text: pointers to this block's rows of some arrays."""
         return ", ".join(f"{self.pointers[v]} + unit0 * {self.inputs}" for v in arrays)
-
-    def _update_arguments(self) -> Sequence[Variable]:
-        return update_arguments(self.layer.backward[1]) if self.layer.backward else []
 
     def _update(self) -> Iterator[str]:
         """A struct that updates a weight and its optimizer state, or does nothing."""

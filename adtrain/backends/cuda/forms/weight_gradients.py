@@ -29,7 +29,7 @@ BIAS_AXES = (0, 2, 3)
 def fuse_bias_gradients(program: Program, target: Target) -> Program:
     """One equation for a weight gradient and a bias gradient, where the GPU has a kernel for both."""
     groups = Groups(program)
-    sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums_channels(e)}
+    sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums(e, BIAS_AXES)}
     for i, e in enumerate(program.equations):
         at = sums.get(e.inputs[1]) if e.name.removesuffix(OF_POOLED) == "conv2d_weight_grad" else None
         if at is None or not groups.can_merge(groups.of[at], groups.of[i]):
@@ -41,8 +41,8 @@ def fuse_bias_gradients(program: Program, target: Target) -> Program:
     return groups.rewritten(_joined)
 
 
-def _sums_channels(e: Equation) -> bool:
-    return e.primitive.name == "sum" and len(e.inputs[0].type.shape) == 4 and tuple(e.params["axes"]) == BIAS_AXES
+def _sums(e: Equation, axes: tuple[int, ...]) -> bool:
+    return e.primitive.name == "sum" and tuple(e.params["axes"]) == axes
 
 
 def _joined(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
@@ -72,7 +72,7 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
         totals = gradient.outputs[n + 1 : 2 * n + 1]
         reshapes = (e for e in program.equations if e.has(Trait.RESHAPE))
         views = [e for e in reshapes if program.before_reshapes(e.inputs[0]) is before]
-        sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)}
+        sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums(e, (0,))}
         unneeded = {before, *totals, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
         if readers != {product, *views, *sum_of.values()} or not unneeded.isdisjoint(program.outputs):
@@ -122,7 +122,3 @@ def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable)
 
 def _is_weight_gradient(e: Equation) -> bool:
     return e.has(Trait.MATMUL) and bool(e.params.get("transpose_a")) and not e.params.get("transpose_b")
-
-
-def _sums_rows(e: Equation) -> bool:
-    return e.primitive.name == "sum" and tuple(e.params["axes"]) == (0,)

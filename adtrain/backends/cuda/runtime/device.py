@@ -52,6 +52,10 @@ class Buffer:
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
+    def of_shape(self, shape: tuple[int, ...]) -> Buffer:
+        """Another buffer of the same memory."""
+        return Buffer(self.memory, shape, self.dtype)
+
 
 class Guarded:
     """``size`` bytes of ``memory`` between two guard zones; see `core.memory`. `int()` is their address."""

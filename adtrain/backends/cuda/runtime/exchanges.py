@@ -283,7 +283,7 @@ class ExchangeWork:
         memory: the memory, from `Device.reserve`, in which the argument lies; None if it lies elsewhere.
     """
 
-    scratch, checked = 0, False
+    checked = False
 
     def __init__(self, exchanges: Exchanges, equation: Equation, memory: Any = None, memory_bytes: int = 0) -> None:
         assert equation.has(Trait.COLLECTIVE)

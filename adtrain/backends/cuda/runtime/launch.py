@@ -150,7 +150,8 @@ def _encoded(described: TensorMap, address: int) -> Sequence[int]:
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    array = ELEMENTS[itemsize], rank, address, _lengths(described.lengths), _lengths(strides)
+    lengths, strides = ([UINT64(n) for n in values] for values in (described.lengths, strides))
+    array = ELEMENTS[itemsize], rank, address, lengths, strides
     if described.im2col is None:
         ones = _numbers([1] * rank)
         made = checked(driver.cuTensorMapEncodeTiled(*array, _numbers(described.box), ones, *options))
@@ -159,10 +160,6 @@ def _encoded(described: TensorMap, address: int) -> Sequence[int]:
         box = [*lower], [*upper], *described.box
         made = checked(driver.cuTensorMapEncodeIm2col(*array, *box, _numbers((1, *stride, 1)), *options))
     return [int(word) for word in made.opaque]
-
-
-def _lengths(values: Sequence[int]) -> list[driver.cuuint64_t]:
-    return [UINT64(n) for n in values]
 
 
 def _numbers(values: Sequence[int]) -> list[driver.cuuint32_t]:

@@ -161,9 +161,10 @@ class CudaProgram:
         if is_poisoned():
             self._check_guards({**self.owned, **large})
         fresh = {at: self._copy(self.owned[at]) for at in self.copied}
-        fresh |= {at: self._copy(buffer) if keep else _another(buffer) for at, buffer in large.items()}
+        fresh |= {at: self._copy(x) if keep else x.of_shape(x.shape) for at, x in large.items()}
         sources: dict[str, Any] = {"input": buffers, "constant": self.constants, "output": fresh}
-        return [_shaped(sources[where][at], shape) for where, at, shape in self.results], seconds
+        found = ((sources[where][at], shape) for where, at, shape in self.results)
+        return [x if x.shape == shape else x.of_shape(shape) for x, shape in found], seconds
 
     def _record(self, times: int, after_each: Callable[[], None] | None = None) -> None:
         """Enqueue ``times`` runs on the stream while it is captured.
@@ -256,14 +257,6 @@ def used_elsewhere(buffers: Sequence[Buffer], i: int) -> bool:
     # References: the list and getrefcount's argument.
     used = getrefcount(buffers[i]) > 2 or getrefcount(buffers[i].memory) > 2
     return used or isinstance(buffers[i].memory, Borrowed)
-
-
-def _another(buffer: Buffer) -> Buffer:
-    return type(buffer)(buffer.memory, buffer.shape, buffer.dtype)
-
-
-def _shaped(buffer: Buffer, shape: tuple[int, ...]) -> Buffer:
-    return buffer if buffer.shape == shape else type(buffer)(buffer.memory, shape, buffer.dtype)
 
 
 def _label(equation: Equation) -> str:

@@ -161,7 +161,8 @@ class Tuner:
                 continue
             if times:
                 if (key := self.key(tuned)) is not None:
-                    store_times(key, _text(tuned.equation), times, fastest(tuned.labels, times))
+                    params = (f" {name}={value}" for name, value in tuned.equation.kernel_params.items())
+                    store_times(key, what + "".join(params), times, fastest(tuned.labels, times))
                 yield tuned, times
         self.bench.finish()
 
@@ -238,8 +239,3 @@ def singles(equations: Iterable[Equation]) -> Iterator[Equation]:
             yield from singles(equation.params["body"].equations)
         else:
             yield equation
-
-
-def _text(equation: Equation) -> str:
-    params = " ".join(f"{name}={value}" for name, value in equation.kernel_params.items())
-    return f"{described(equation)} {params}".rstrip()

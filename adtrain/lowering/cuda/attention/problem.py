@@ -72,8 +72,12 @@ class Problem(NamedTuple):
     def numbers(self) -> tuple[float | int, ...]:
         """The numbers that every kernel gets, from `batch` to `stream`."""
         x = self.lengths
-        step = x.out_row if self.arrays == 1 else 0  # from q to k and from k to v in one array
-        return x.batch, x.heads, x.queries, x.keys, x.row, x.out_row, step, *self.options
+        return x.batch, x.heads, x.queries, x.keys, x.row, x.out_row, self.step, *self.options
+
+    @property
+    def step(self) -> int:
+        """Elements from q to k and from k to v in one array."""
+        return self.lengths.out_row if self.arrays == 1 else 0
 
     @property
     def inputs(self) -> tuple[int, int, int]:

@@ -208,11 +208,6 @@ def _launch(
     )
 
 
-def _step(problem: Problem) -> int:
-    """Elements from q to k and from k to v in one array."""
-    return problem.lengths.out_row if problem.arrays == 1 else 0
-
-
 def _blocks(tile: ForwardTile | BackwardTile) -> dict[str, int]:
     return {"BLOCK_Q": tile.queries, "BLOCK_K": tile.keys}
 
@@ -236,7 +231,7 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         problem,
         "wgmma_pack.cu",
         "attention_pack",
-        (x.row, _step(problem)),
+        (x.row, problem.step),
         {**_blocks(tile), **_loads(problem)},
         operands=problem.inputs,
         layouts=(scratch,),
@@ -249,7 +244,7 @@ def _forward(target: Target, problem: Problem, tile: ForwardTile) -> CudaKernel:
         problem,
         "wgmma_forward.cu",
         "attention_wgmma",
-        (*((x.row, _step(problem)) if direct else ()), x.out_row, problem.options[0]),
+        (*((x.row, problem.step) if direct else ()), x.out_row, problem.options[0]),
         {**_blocks(tile), **group, "QUERY_STAGES": tile.query_stages, "KEY_STAGES": tile.stages},
         operands=(*(problem.inputs if direct else ()), *problem.results),
         blocks=blocks,
@@ -276,7 +271,7 @@ def _short_forward(target: Target, problem: Problem, tile: ShortTile) -> CudaKer
         problem,
         "wgmma_short_forward.cu",
         "attention_wgmma_short",
-        (x.row, x.out_row, _step(problem), problem.options[0]),
+        (x.row, x.out_row, problem.step, problem.options[0]),
         {**_loads(problem), **units},
         operands=(*problem.inputs, *problem.results),
         blocks=min(x.batch * -(-x.queries // rows), target.multiprocessors),
@@ -299,7 +294,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         problem,
         "wgmma_pack.cu",
         "attention_pack_grad_fp16x2" if fp16x2 else "attention_pack_grad",
-        (x.row, x.out_row, _step(problem)),
+        (x.row, x.out_row, problem.step),
         definitions,
         operands=(*problem.inputs, *problem.kept),
         **(of_groups if fp16x2 else _pack_blocks(longest * width // CHUNK, 4)),
@@ -319,7 +314,7 @@ def _backward(target: Target, problem: Problem, tile: BackwardTile) -> CudaKerne
         problem,
         "wgmma_backward.cu",
         "attention_wgmma_grad",
-        (x.row, *((x.out_row,) if direct else ()), _step(problem), problem.options[0]),
+        (x.row, *((x.out_row,) if direct else ()), problem.step, problem.options[0]),
         {
             **_blocks(tile),
             "SHARED_BYTES": int(shared),

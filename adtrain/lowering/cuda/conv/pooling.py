@@ -7,8 +7,9 @@ A rule returns a kernel only if it is estimated faster than separate kernels for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
@@ -171,53 +172,53 @@ SHIFTED = ShiftedConv, Fp16x2Conv, ShiftedWeightGrad, Fp16x2WeightGrad
 """Shifted implicit GEMM. Other convolutions are not compared with the kernels for pooling."""
 
 
-def _rule(direction: Direction) -> Callable[..., Sequence[CudaKernel]]:
-    """The rule of a convolution with pooling, or of a gradient from the pooled gradient as a 2:4 sparse operand."""
+def candidates(
+    direction: Direction,
+    target: Target,
+    *operands: Any,
+    window: Any,
+    windows: Any,
+    precision: str,
+    shape: tuple[int, ...] = (),
+    size: tuple[int, int] = (0, 0),
+    axes: Sequence[int] = (),
+) -> Sequence[CudaKernel]:
+    """The kernel of a convolution with pooling, or of a gradient from the pooled gradient as a 2:4 sparse operand.
 
-    def candidates(
-        target: Target,
-        *operands: Any,
-        window: Any,
-        windows: Any,
-        precision: str,
-        shape: tuple[int, ...] = (),
-        size: tuple[int, int] = (0, 0),
-        axes: Sequence[int] = (),
-    ) -> Sequence[CudaKernel]:
-        """One kernel if it is estimated no slower than the best other one, a shifted implicit GEMM, and pooling.
+    None if the best other kernel, a shifted implicit GEMM, and pooling are estimated faster.
 
-        Args:
-            operands: images and weights; or the pooled gradient, positions and weights; or images, the pooled gradient
-                and positions.
-            shape: of the gradient before pooling.
-            axes: those that the bias gradient sums over, if it is computed too.
-        """
-        a, b = operands[0], operands[1 if direction is not Direction.INPUT_GRAD else 2]
-        if direction is Direction.INPUT_GRAD:
-            a = a._replace(shape=shape)
-        elif direction is Direction.WEIGHT_GRAD:
-            b = b._replace(shape=shape)
-        problem = problem_of(direction, a, b, window, size, precision)
-        index, pooling = PaddedIndex(problem), 0.0
-        if windows != WINDOWS or not index.supported(target):
-            return []
-        pooled: ShiftedConv | SparsePoolInputGrad | ShiftedWeightGrad | None
-        if direction is Direction.FORWARD:
-            pooled = ShiftedConv(index, target, flipped=False, pooled=True).best()
-            pooling = POOLING_START + math.prod(problem.outputs) / POOLING_ELEMENTS
-        elif direction is Direction.INPUT_GRAD:
-            sparse = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
-            pooled = sparse if sparse.supported() else None
-        else:
-            pooled = ShiftedWeightGrad(index, target, pooled=True).best()
-        best = next(iter(ranked_algorithms(direction, problem, target)), None)
-        if pooled is None or not isinstance(best, SHIFTED) or pooled.cycles > best.cycles + pooling:
-            return []
-        if isinstance(pooled, ShiftedWeightGrad):
-            pooled = replace(pooled, bias=bool(axes))
-        return [replace(x, cycles=pooled.cycles) for x in pooled.kernels()]
-
-    return candidates
+    Args:
+        operands: images and weights; or the pooled gradient, positions and weights; or images, the pooled gradient
+            and positions.
+        shape: of the gradient before pooling.
+        axes: those that the bias gradient sums over, if it is computed too.
+    """
+    a, b = operands[0], operands[1 if direction is not Direction.INPUT_GRAD else 2]
+    if direction is Direction.INPUT_GRAD:
+        a = a._replace(shape=shape)
+    elif direction is Direction.WEIGHT_GRAD:
+        b = b._replace(shape=shape)
+    problem = problem_of(direction, a, b, window, size, precision)
+    index, pooling = PaddedIndex(problem), 0.0
+    if windows != WINDOWS or not index.supported(target):
+        return []
+    pooled: ShiftedConv | SparsePoolInputGrad | ShiftedWeightGrad | None
+    if direction is Direction.FORWARD:
+        pooled = ShiftedConv(index, target, flipped=False, pooled=True).best()
+        pooling = POOLING_START + math.prod(problem.outputs) / POOLING_ELEMENTS
+    elif direction is Direction.INPUT_GRAD:
+        sparse = SparsePoolInputGrad(PaddedIndex(problem.transposed()), target)
+        pooled = sparse if sparse.supported() else None
+    else:
+        pooled = ShiftedWeightGrad(index, target, pooled=True).best()
+    best = next(iter(ranked_algorithms(direction, problem, target)), None)
+    if pooled is None or not isinstance(best, SHIFTED) or pooled.cycles > best.cycles + pooling:
+        return []
+    if isinstance(pooled, ShiftedWeightGrad):
+        pooled = replace(pooled, bias=bool(axes))
+    return [replace(x, cycles=pooled.cycles) for x in pooled.kernels()]
 
 
-conv2d_max_pool2d, conv2d_input_grad_pooled, conv2d_weight_grad_pooled = map(_rule, Direction)
+conv2d_max_pool2d, conv2d_input_grad_pooled, conv2d_weight_grad_pooled = (
+    partial(candidates, direction) for direction in Direction
+)

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from adtrain.core.errors import DeviceError
@@ -183,29 +184,29 @@ def _others(direction: Direction, problem: ConvProblem, target: Target) -> list[
     return [*([bf16x3] if bf16x3 else []), *(x for x in others if x.supported())]
 
 
-def rule(direction: Direction) -> Callable[..., list[CudaKernel]]:
-    """The rule of a convolution or gradient."""
+def candidates(
+    direction: Direction,
+    target: Target,
+    a: Any,
+    b: Any,
+    window: Any,
+    size: tuple[int, ...] = (),
+    precision: str = FULL,
+) -> list[CudaKernel]:
+    """The kernels of a convolution or gradient. Raises DeviceError: the problem is too large for every algorithm."""
+    problem = problem_of(direction, a, b, window, size, precision)
+    algorithms = ranked_algorithms(direction, problem, target)
+    if not algorithms and not problem.within_limits():
+        name = IMPLICIT_GEMMS[direction](problem, target).name
+        sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
+        raise DeviceError(
+            f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are too "
+            f"large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID[1]} groups and steps of the stride"
+        )
+    return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
 
-    def candidates(
-        target: Target, a: Any, b: Any, window: Any, size: tuple[int, ...] = (), precision: str = FULL
-    ) -> list[CudaKernel]:
-        """Raises DeviceError: the problem is too large for every algorithm."""
-        problem = problem_of(direction, a, b, window, size, precision)
-        algorithms = ranked_algorithms(direction, problem, target)
-        if not algorithms and not problem.within_limits():
-            name = IMPLICIT_GEMMS[direction](problem, target).name
-            sizes = " and ".join("x".join(map(str, shape)) for shape in (problem.images, problem.outputs))
-            raise DeviceError(
-                f"{name}: images and outputs of {sizes} with stride {problem.stride} in {problem.groups} groups are "
-                f"too large for the GPU: at most {MAX_PIXELS} pixels a channel, {MAX_GRID[1]} groups and steps of the "
-                "stride"
-            )
-        return [replace(kernel, cycles=algorithm.cycles) for algorithm in algorithms for kernel in algorithm.kernels()]
 
-    return candidates
-
-
-conv2d, conv2d_input_grad, conv2d_weight_grad = map(rule, Direction)
+conv2d, conv2d_input_grad, conv2d_weight_grad = (partial(candidates, direction) for direction in Direction)
 
 
 def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:

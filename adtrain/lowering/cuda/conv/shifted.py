@@ -90,28 +90,14 @@ class ShiftedConv:
         return min((c for c in self.choices() if c.supported()), key=lambda c: c.cycles, default=None)
 
     def choices(self) -> Iterator[ShiftedConv]:
-        """This convolution with every choice of tiles."""
-        return self._pool_tiles() if self.pooled else self._tiles()
-
-    @property
-    def _column_shares(self) -> int:
-        """Threads that share a column of a warpgroup."""
-        return 2 if self.stacked else 1
-
-    def _widths(self) -> Iterator[int]:
-        """Choices of `columns`, the largest first."""
-        step = COLUMN_STEP * self._column_shares
-        return (n for n in range(MAX_COLUMNS, MIN_COLUMNS - 1, -COLUMN_STEP) if n % step == 0)
-
-    def _tiles(self) -> Iterator[ShiftedConv]:
-        for columns in self._widths():
-            yield replace(self, columns=columns)
-            yield self._tiled_by_image(columns, self.index.problem.outputs[2])
-
-    def _pool_tiles(self) -> Iterator[ShiftedConv]:
-        """Choices of tiles in which each thread has whole pairs of rows."""
-        for columns in self._widths():
-            own, min_pitch = columns // self._column_shares, self.index.pitch
+        """This convolution with every choice of tiles. With pooling each thread has whole pairs of rows."""
+        shares = 2 if self.stacked else 1  # threads that share a column of a warpgroup
+        for columns in range(MAX_COLUMNS, MIN_COLUMNS - 1, -COLUMN_STEP * shares):
+            if not self.pooled:
+                yield replace(self, columns=columns)
+                yield self._tiled_by_image(columns, self.index.problem.outputs[2])
+                continue
+            own, min_pitch = columns // shares, self.index.pitch
             for pitch in (own // rows for rows in range(2, own // min_pitch + 1, 2) if own % rows == 0):
                 if pitch % 2 == 0:
                     wide = replace(self, index=replace(self.index, min_pitch=pitch, min_image_pitch=0))
@@ -126,13 +112,8 @@ class ShiftedConv:
         """Positions of a tile."""
         return self._consumers * self.columns
 
-    @property
-    def _weight_element_bytes(self) -> int:
-        """Bytes of all terms of an element of a stage of FILTERS rows."""
-        return 4 if self.stacked else self.index.k_major_bytes
-
     def _weight_stage_bytes(self, channels: int) -> int:
-        return channels * FILTERS * self._weight_element_bytes
+        return channels * FILTERS * (4 if self.stacked else self.index.k_major_bytes)
 
     def _shared(self, channels: int, weight_stages: int) -> MemoryLayout:
         combined = self.tile * FILTERS // 2 if self.stacked else 0
