@@ -129,7 +129,7 @@ def network_gradients(x: Value, y: Value, v: Value, w: Value, out: Value) -> Any
 
 
 def mixture_gradients(x: Value, means: Value, scales: Value) -> Any:
-    """Sums over the rows of x of what each row and each component give."""
+    """Quotients by shared divisors, and sums over the rows of x."""
 
     def likelihood(means: Any, scales: Any) -> Any:
         z = (x[:, None] - means) / (1.0 + ops.square(scales))

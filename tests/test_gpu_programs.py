@@ -167,7 +167,7 @@ def test_what_reductions_leave_of_loops_matches_separate_equations() -> None:
     assert [x.tobytes() for x in found] == [x.tobytes() for x in again]
 
 
-def test_sums_of_one_kernel_match_separate_equations() -> None:
+def test_products_with_reciprocals_and_sums_of_one_kernel_match_separate_equations() -> None:
     given = on_gpu((50_000, 16), (8, 16), (8, 16))
     assert names(stage(mixture_gradients, ALL).program(*given)).count("column_sum") == 1
     found, again, expected = ([x.numpy() for x in stage(mixture_gradients, p)(*given)] for p in (ALL, ALL, SIMPLIFY))

@@ -25,6 +25,7 @@ from adtrain.backends.cuda.forms.tiled_product import tile_weights
 from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.product_precision import choose_precision, store_bfloat16
+from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
 from adtrain.core.batching_rules import loop
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import Primitive, Trait
@@ -77,6 +78,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
+        multiply_by_reciprocals,
         remove_dead_code,
         keep_derivatives,
         fuse_loops,
