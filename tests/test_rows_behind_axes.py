@@ -1,4 +1,4 @@
-"""Row-wise equations of arrays with any number of axes: rows in registers."""
+"""Row-wise equations of arrays with any number of axes: rows in registers, and split reductions."""
 
 from __future__ import annotations
 
@@ -76,6 +76,15 @@ def test_the_gradient_of_a_softmax_by_heads_is_one_kernel() -> None:
     assert not [e for e in others if scores in {v.type.shape for v in e.outputs}]
 
 
+def test_a_sum_for_each_image_and_one_over_all_images_read_the_images_once() -> None:
+    shape = (64, 128, 28, 28)
+    program = fused(squeeze_excitation, (128, 16), (16, 128), shape)
+    readers = [e for e in program.equations if shape in {v.type.shape for v in e.inputs}]
+    assert [e.name for e in readers] == ["sum", "row_fused", "loops"]
+    assert inside(readers[1]) == ["sum", "sum"]
+    assert [v.type.shape for v in readers[1].outputs] == [shape[:2], shape[:2]]
+
+
 @pytest.mark.parametrize(
     ("f", "shapes"),
     [
@@ -89,6 +98,43 @@ def test_kernels_of_general_programs_match_numpy(
 ) -> None:
     monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)  # so small arrays are worth a launch
     assert check_kernels(fused(f, *shapes), [drawn(*shape) for shape in shapes], host, ROW_FUSED, TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_a_reduction_over_rows_and_other_axes_is_split_if_a_large_array_is_then_read_once(name: str) -> None:
+    def f(x: Any, y: Any) -> Any:
+        return getattr(ops, name)(x * y), ops.sum(x, (2, 3)), getattr(ops, name)(x + y, (0, 2, 3))
+
+    def read(shape: Shape) -> list[int]:
+        program = fused(f, shape, shape)
+        return [len(e.inputs) for e in program.equations if shape in {v.type.shape for v in e.inputs}]
+
+    assert read((128, 64, 20, 16)) == [2]
+    assert len(read((16, 8, 20, 16))) > 1
+
+
+def test_a_reduction_whose_result_all_rows_need_is_not_split() -> None:
+    def f(x: Any) -> Any:
+        return ops.sum(x * ops.sum(x), (2, 3))
+
+    program = fused(f, (128, 64, 20, 16))
+    assert [e.params["axes"] for e in everywhere(program) if e.name == "sum"] == [(0, 1, 2, 3), (2, 3)]
+
+
+def test_a_split_sum_stays_accurate(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusions, "LAUNCH_BYTES", 0)
+
+    def f(x: Any) -> Any:
+        return ops.sum(x), ops.sum(x * x, (2, 3))
+
+    x = drawn(40, 10, 32, 32) + 1
+    program = fused(f, x.shape)
+    assert names(program) == ["row_fused", "sum"]
+    known = {program.inputs[0]: x}
+    for e in program.equations:
+        known |= zip(e.outputs, host.computed(e, None, [known[v] for v in e.inputs]), strict=True)
+    error = abs(known[program.outputs[0]] - x.sum(dtype=np.float64))
+    assert error <= 4 * np.finfo(np.float32).eps * np.log2(x.size) * np.abs(x).sum(dtype=np.float64)
 
 
 LEADING = [(216,), (12, 18), (8, 3, 9), (6, 1, 36), (2, 3, 4, 9)]

@@ -14,7 +14,7 @@ from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
-from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments
+from adtrain.backends.cuda.forms.reduction import ReductionFusion, compute_arguments, split_reductions
 from adtrain.backends.cuda.forms.resident_steps import fuse_resident_steps
 from adtrain.backends.cuda.forms.row_chain import RowChainFusion
 from adtrain.backends.cuda.forms.row_fused import LongRowsFusion, RowFusedFusion
@@ -112,11 +112,13 @@ SIDE_BY_SIDE = GroupedBfloat16Fusion, GroupedProductsFusion, HorizontalFusion
 
 def _fusions_of_loops(target: Target) -> Sequence[Pass]:
     """The passes after the fusion of elementwise equations."""
+    by_rows = FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows")
+    split = partial(split_reductions, fuse=by_rows, launch_bytes=LAUNCH_BYTES)
     return (
         sink_reshapes,
         remove_dead_code,
-        *(() if target.by_member else (compute_arguments,)),
-        FusionPass(BY_ROWS, target, LAUNCH_BYTES, "fuse_by_rows"),
+        *(() if target.by_member else (compute_arguments, split)),
+        by_rows,
         partial(tile_weights, target=target),
         FusionPass((ProductSumsFusion,), target),
         *(() if target.by_member else (partial(recompute, sources=(), readers=COMPUTE_AGAIN, more_arrays=False),)),

@@ -102,7 +102,7 @@ class RowFusedFusion(RowFusion):
 
     @cached_property
     def held(self) -> Mapping[Equation, Rows]:
-        return held_rows(self.program, _fit)
+        return rows_in_registers(self.program)
 
     @cached_property
     def behind_several(self) -> Collection[Equation]:
@@ -171,6 +171,11 @@ def without_epilogues(
         return elementwise(e) and len(e.outputs) == 1 and not wide.isdisjoint(e.inputs)
 
     return [None if is_epilogue(e) else items for e, items in both]
+
+
+def rows_in_registers(program: Program) -> dict[Equation, Rows]:
+    """The rows of equations that threads with rows in registers can compute."""
+    return held_rows(program, _fit)
 
 
 def held_rows(
