@@ -69,11 +69,6 @@ class LastBatch(NamedTuple):
     epochs: int
 
 
-def is_launch(ms: float, calls: int, least_ms: float, launch_ms: float) -> bool:
-    """Whether an operation is bound by its launch. `launch_ms` is the time of a run of the shortest operation."""
-    return ms <= calls * max(LAUNCHES * launch_ms, SHORT_MS) and least_ms < ms / 2
-
-
 @dataclass(frozen=True, kw_only=True)
 class Observed:
     """A training step as it was measured, and what surrounds it.
@@ -142,7 +137,7 @@ class Observed:
 
     def bound(self, x: Operation) -> str:
         """What binds an operation."""
-        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
+        if x.ms <= x.calls * max(LAUNCHES * self.launch_ms, SHORT_MS) and x.least_ms < x.ms / 2:
             return "waiting threads" if self.waiting else "launch"
         if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
             return "too few blocks"
