@@ -84,7 +84,7 @@ class Observed:
         fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
         widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
         wider: from the path of a layer and a width to the override that sets it.
-        fits: whether the config accepts overrides.
+        fits: whether the config accepts overrides, and the step fits in memory.
         gain_of: from overrides to the predicted factor of examples a second.
     """
 

@@ -36,6 +36,7 @@ from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import declined
 from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline
 from adtrain.training.checkpoint import encode, fetch
+from adtrain.training.costs import too_large
 from adtrain.training.examples import Streamed, is_streamed
 from adtrain.training.loop import batches_of
 
@@ -258,12 +259,13 @@ class Predictor:
         return outline(cfg.changed("model", input=self.experiment.config.model.input))
 
     def fits(self, overrides: Sequence[str]) -> bool:
-        """Whether the config accepts these overrides."""
+        """Whether the config accepts these overrides, and the step fits in the device's memory."""
         try:
-            self.outline(overrides).step_program(self.device)
+            changed = self.outline(overrides)
+            changed.step_program(self.device)
         except AdtrainError:
             return False
-        return True
+        return too_large(changed, self.device) is None
 
     def gain(self, overrides: Sequence[str]) -> float:
         """The predicted gain of another batch size or precision."""
@@ -315,19 +317,18 @@ class Predictor:
 
 
 def other_sizes(experiment: Experiment, device: str) -> list[Experiment]:
-    """The experiment with a quarter and a half of its batch.
-
-    With two and four times its batch, if the examples suffice and only these steps have its number of operations: from
-    some size on, more operations are fused.
+    """The experiment with a quarter and a half of its batch; where only larger steps have its number of operations,
+    because more of them are fused, with two and four times its batch, if examples and memory suffice.
     """
-    size = experiment.full_batch
-    smaller, larger = (
-        [_resized(experiment, n) for n in sizes] for sizes in ((size // 4, size // 2), (2 * size, 4 * size))
-    )
-    new, *numbers = (len(x.step_program(device).equations) for x in (experiment, *smaller))
-    if numbers == [new, new] or 4 * size > len(experiment.train):
+    size, operations = experiment.full_batch, len(experiment.step_program(device).equations)
+    smaller, larger = ([_resized(experiment, int(size * x)) for x in factors] for factors in ((1 / 4, 1 / 2), (2, 4)))
+
+    def has_its_operations(other: Experiment) -> bool:
+        return len(other.step_program(device).equations) == operations
+
+    if all(map(has_its_operations, smaller)) or 4 * size > len(experiment.train) or too_large(larger[-1], device):
         return smaller
-    return larger if all(len(x.step_program(device).equations) == new for x in larger) else smaller
+    return larger if all(map(has_its_operations, larger)) else smaller
 
 
 def _resized(experiment: Experiment, size: int) -> Experiment:
