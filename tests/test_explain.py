@@ -202,6 +202,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bench_samples.shorten(monkeypatch)
     bench_samples.small_roofline(monkeypatch, "roofline of explanations")
     monkeypatch.setattr(measure, "MOST_SAMPLES", 3)
+    monkeypatch.setattr(measure, "WARM_UP_S", 0.0)
     monkeypatch.setattr("adtrain.bench.explain.busy_cores", lambda: 0.0)
 
 
@@ -262,10 +263,15 @@ def test_the_gain_of_a_fused_step_follows_the_times_of_other_sizes(quick: None, 
 def test_the_gain_of_a_batch_size_is_timed_once(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Causes that propose the same batch size have the same gain."""
     calls: list[int] = []
-    monkeypatch.setattr(measure, "fastest", lambda *compared: calls.append(1) or [1.0] * len(compared))
+
+    def times(*compared: Steps) -> list[float]:
+        calls.append(len(compared))
+        return [1.0] * len(compared)
+
+    monkeypatch.setattr(measure, "fastest", times)
     _, found = of_config(path, "data.batch_size=4")
     assert found.gain_of(["data.batch_size=32"]) == found.gain_of(["data.batch_size=32"])
-    assert len(calls) == 1
+    assert calls == [3]
 
 
 @given(
@@ -421,6 +427,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
         bench_samples.shorten(patch)
         bench_samples.small_roofline(patch, "roofline of explanations")
         patch.setattr(measure, "MOST_SAMPLES", 3)
+        patch.setattr(measure, "WARM_UP_S", 0.0)
         path = str(training_runs.write_config(tmp_path_factory.mktemp("explained")))
         found = explain.result(path, [], [], "cpu", [], training.Mode.FUSED, False, lambda _: None)
     half = replace(found.step, device="gpu", device_name="a GPU", step_ms=found.step.step_ms / 2)

@@ -21,7 +21,7 @@ from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.bench import step
 from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses
 from adtrain.bench.machine import Roofline, rates, thread_count
-from adtrain.bench.profile import Key, profile_steps
+from adtrain.bench.profile import Key, OpsProfile, profile_steps
 from adtrain.bench.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.bench.step import kernels_of
 from adtrain.config import Config
@@ -43,6 +43,9 @@ from adtrain.training.loop import batches_of
 MOST_SAMPLES, LEAST_SAMPLES = 100, 3
 SECONDS = 4.0
 """Target for all samples of a step, or of steps that are compared."""
+
+WARM_UP_S = 1.0
+"""The time before the samples of a step, in which the scheduler spreads the CPU's threads over the cores."""
 
 ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "logsumexp")
 """Primitives that combine the elements along their parameter `axis`."""
@@ -110,19 +113,21 @@ def fastest(*compared: Steps) -> list[float]:
     return [min(each.ms) for each in times.values()]
 
 
-def _samples_of(measured: Measured) -> int:
-    """How many samples fit into SECONDS."""
+def _profile(measured: Measured) -> OpsProfile:
+    """The times of the step's operations, in as many samples as fit into SECONDS."""
     started = perf_counter()
     measured.run(1)
     seconds = max(perf_counter() - started, MIN_SAMPLE_MS * 1e-3)
-    return int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+    samples = int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+    warmup = int(WARM_UP_S / seconds)
+    return profile_steps(measured.run_steps, samples, warmup, device=measured.device, typical=min)
 
 
 def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
     """Time the step, and collect what the causes ask for."""
     experiment, device = measured.experiment, measured.device
     cfg, precision = experiment.config, experiment.config.training.precision
-    profile = profile_steps(measured.run_steps, _samples_of(measured), device=device, typical=min)
+    profile = _profile(measured)
     step_ms = min(profile.step.ms)
     equations = {_key(e): e for e in _equations(experiment, device)}
     kernels = kernels_of(experiment)
