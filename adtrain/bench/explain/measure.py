@@ -119,8 +119,9 @@ def _profile(measured: Measured) -> OpsProfile:
     measured.run(1)
     seconds = max(perf_counter() - started, MIN_SAMPLE_MS * 1e-3)
     samples = int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
-    warmup = int(WARM_UP_S / seconds)
-    return profile_steps(measured.run_steps, samples, warmup, device=measured.device, typical=min)
+    while perf_counter() - started < WARM_UP_S:
+        measured.run(1)
+    return profile_steps(measured.run_steps, samples, device=measured.device, typical=min)
 
 
 def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
