@@ -170,6 +170,11 @@ def test_only_wide_layers_with_slow_products_are_padded(changes: dict[str, Any])
     assert find(observed(**changes)) == []
 
 
+def test_an_operation_that_also_computes_a_layer_is_no_augmentation() -> None:
+    fused = replace(SLOW, scope="input+augment+0.conv2d")
+    assert find(observed(operations=[PRODUCT, TINY, fused])) == []
+
+
 def test_evaluation_within_short_epochs_is_left_out() -> None:
     short = observed(evaluations=Pauses(5, 20, 10 * STEP_MS))
     assert find(short)[0].overrides == ["training.validate_every=null"]

@@ -182,8 +182,9 @@ LARGE_SHARE = 0.25
 PAUSES_SHARE = 0.05
 """The share of an epoch that evaluations, or checkpoints, within it may take."""
 
-AUGMENTATION_SHARE = 0.6
-"""Augmentation is a cause if it takes at least this share of the step."""
+AUGMENTATION_SHARE = 0.5
+"""Augmentation is a cause if its operations take at least this share of the step. Operations that also compute a layer
+do not count."""
 
 CLOCK_MS = 1e-4
 """A clock may measure 0 for very short operations. Their sum then counts as this time."""
@@ -395,7 +396,7 @@ def _few_blocks(o: Observed) -> Iterator[Found]:
 @_cause("augmentation")
 def _augmentation(o: Observed) -> Iterator[Found]:
     def augments(x: Operation) -> bool:
-        return "augment" in x.scope.split("+")
+        return {"augment"} <= set(x.scope.split("+")) <= {"input", "augment"}
 
     if (share := _share(o, augments)) >= AUGMENTATION_SHARE:
         evidence = f"augmentation takes {share:.0%} of the step; {_worst(o, augments)}"
