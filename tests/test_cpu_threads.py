@@ -68,6 +68,12 @@ def test_a_single_thread_has_no_trials() -> None:
         assert team.size == 1
 
 
+def test_a_kept_number_of_threads_has_no_trials() -> None:
+    team = TeamSize(4)
+    team.keep(1)
+    assert simulate(team, lambda size: 1e-4 if size == 1 else 1e-6, 1) == pytest.approx(1e-4)
+
+
 @pytest.mark.parametrize("value", ["abc", "", "0", "-2", "1.5", "2,x", "99999999999999999999"])
 def test_a_bad_number_of_threads_is_an_error_that_names_it(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)

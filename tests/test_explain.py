@@ -15,6 +15,8 @@ import pytest
 import training_runs
 from browser import Browser, assert_fits
 from command_line import command, invoke
+from hypothesis import given
+from hypothesis import strategies as st
 from report_runs import assert_needs_no_network, one_line
 
 from adtrain import config, ops, training
@@ -22,14 +24,14 @@ from adtrain.backends.cuda import H200
 from adtrain.bench import explain, page
 from adtrain.bench.explain import CAUSES, Explanation, causes, find, measure
 from adtrain.bench.explain.causes import Finding, LastBatch, Observed, Operation, Pauses
-from adtrain.bench.explain.measure import Measured, observe, tried
+from adtrain.bench.explain.measure import Measured, Steps, observe, tried
 from adtrain.bench.machine import Roofline, rates
 from adtrain.bench.profile import profile_steps
 from adtrain.bench.result import text_lines
 from adtrain.bench.view import duration
 from adtrain.core.array import Placeholder
 from adtrain.core.staging import stage
-from adtrain.training import examples
+from adtrain.training import Mode, examples
 from adtrain.training.costs import largest_batch, planned_peak
 
 PEAK = Roofline(10.0, {"float32": 100.0, "float64": 50.0})
@@ -168,6 +170,11 @@ def test_only_wide_layers_with_slow_products_are_padded(changes: dict[str, Any])
     assert find(observed(**changes)) == []
 
 
+def test_an_operation_that_also_computes_a_layer_is_no_augmentation() -> None:
+    fused = replace(SLOW, scope="input+augment+0.conv2d")
+    assert find(observed(operations=[PRODUCT, TINY, fused])) == []
+
+
 def test_evaluation_within_short_epochs_is_left_out() -> None:
     short = observed(evaluations=Pauses(5, 20, 10 * STEP_MS))
     assert find(short)[0].overrides == ["training.validate_every=null"]
@@ -200,6 +207,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     bench_samples.shorten(monkeypatch)
     bench_samples.small_roofline(monkeypatch, "roofline of explanations")
     monkeypatch.setattr(measure, "MOST_SAMPLES", 3)
+    monkeypatch.setattr(measure, "WARM_UP_S", 0.0)
     monkeypatch.setattr("adtrain.bench.explain.busy_cores", lambda: 0.0)
 
 
@@ -208,8 +216,8 @@ def path(tmp_path: Path) -> str:
     return str(training_runs.write_config(tmp_path))
 
 
-def of_config(path: str, *overrides: str) -> tuple[Measured, Observed]:
-    measured = Measured(lambda more: config.load(path, [*overrides, *more]), "cpu")
+def of_config(path: str, *overrides: str, mode: Mode = Mode.FUSED) -> tuple[Measured, Observed]:
+    measured = Measured(lambda more: config.load(path, [*overrides, *more]), "cpu", mode)
     return measured, observe(measured, PEAK, 0.0)
 
 
@@ -233,10 +241,75 @@ def test_the_prediction_for_the_same_step_is_no_gain(quick: None, path: str) -> 
     assert found.gain_of([]) == pytest.approx(1.0)
 
 
-def test_a_batch_that_costs_the_same_operations_is_predicted_to_be_faster(quick: None, path: str) -> None:
-    """Fixed costs are shared by more examples."""
-    _, found = of_config(path, "data.batch_size=2")
-    assert 1.0 < found.gain_of(["data.batch_size=16"]) <= 8.0
+@pytest.fixture
+def known_law(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused step takes 3 ms and 0.5 ms for each example, an eager one three times as long."""
+
+    def times(*compared: Steps) -> list[float]:
+        factors = [3 if x.experiment.mode is Mode.EAGER else 1 for x in compared]
+        return [factor * (3 + 0.5 * x.experiment.full_batch) for factor, x in zip(factors, compared, strict=True)]
+
+    monkeypatch.setattr(measure, "fastest", times)
+
+
+@pytest.mark.parametrize("mode", [Mode.FUSED, Mode.EAGER])
+def test_the_gain_of_a_larger_batch_follows_the_times_of_other_sizes(
+    quick: None, path: str, known_law: None, mode: Mode
+) -> None:
+    _, found = of_config(path, "data.batch_size=4", mode=mode)
+    assert found.gain_of(["data.batch_size=32"]) == pytest.approx((3 + 2) / 4 * 32 / (3 + 16))
+
+
+def test_the_gain_of_a_fused_step_follows_the_times_of_other_sizes(quick: None, path: str, known_law: None) -> None:
+    _, found = of_config(path, mode=Mode.EAGER)
+    assert found.fused_gain == pytest.approx(3)
+
+
+def test_the_gain_of_a_batch_size_is_timed_once(quick: None, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causes that propose the same batch size have the same gain."""
+    calls: list[int] = []
+
+    def times(*compared: Steps) -> list[float]:
+        calls.append(len(compared))
+        return [1.0] * len(compared)
+
+    monkeypatch.setattr(measure, "fastest", times)
+    _, found = of_config(path, "data.batch_size=4")
+    assert found.gain_of(["data.batch_size=32"]) == found.gain_of(["data.batch_size=32"])
+    assert calls == [3]
+
+
+@given(
+    constant=st.floats(0, 100), each=st.floats(1e-3, 10), sizes=st.sets(st.integers(1, 4096), min_size=3, max_size=3)
+)
+def test_a_time_on_a_line_is_predicted_from_two_others(constant: float, each: float, sizes: set[int]) -> None:
+    few, many, size = sorted(sizes)
+    for known, new in (((few, many), size), ((many, size), few)):
+        found = measure.on_line(known, [constant + each * n for n in known], new)
+        assert found == pytest.approx(constant + each * new)
+
+
+@given(ms=st.tuples(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3)))
+def test_disturbed_times_predict_neither_a_negative_constant_nor_a_negative_slope(ms: tuple[float, float]) -> None:
+    predicted = measure.on_line((32, 64), ms, 128)
+    assert ms[1] <= predicted <= 2 * ms[1]
+
+
+@pytest.mark.parametrize(
+    ("examples", "size", "others"), [(4096, 1024, [256, 512]), (4096, 256, [512, 1024]), (512, 256, [64, 128])]
+)
+def test_steps_of_other_sizes_have_the_operations_of_the_new_one(
+    path: str, examples: int, size: int, others: list[int]
+) -> None:
+    """From 256 rows on, more operations of this network are fused. Four times the batch may exceed the examples."""
+    experiment = training.outline(config.load(path, [f"data.batch_size={examples}"]))
+    found = measure.other_sizes(measure._resized(experiment, size), "cpu")
+    assert [x.full_batch for x in found] == others
+
+
+def test_the_size_of_a_step_is_a_multiple_of_its_shards(path: str) -> None:
+    experiment = training.outline(config.load(path, ["data.batch_size=64", "data.shards=4"]))
+    assert [measure._resized(experiment, n).full_batch for n in (1, 4, 18)] == [4, 4, 16]
 
 
 def test_a_width_fits_only_where_the_layers_after_it_accept_it(quick: None, tmp_path: Path) -> None:
@@ -287,16 +360,6 @@ def test_float32_halves_the_work_of_float64(quick: None, path: str) -> None:
     predicted = measure.Predictor(measured, PEAK, half, step_ms)
     assert predicted.gain(double) == pytest.approx(1.0)
     assert predicted.gain(["training.precision=float32"]) == pytest.approx(2.0, rel=0.1)
-
-
-def test_additional_work_is_not_predicted_at_the_rate_of_a_cache(quick: None, path: str) -> None:
-    """A small step whose data lie in a cache is faster than the roofline; a larger one reaches half of it."""
-    measured, small = of_config(path, "data.batch_size=2")
-    _, large = of_config(path, "data.batch_size=16")
-    cached = [replace(x, ms=x.least_ms / 4) for x in small.operations]
-    predicted = measure.Predictor(measured, PEAK, cached, sum(x.ms for x in cached))
-    additional = sum(x.least_ms for x in large.operations) - sum(x.least_ms for x in small.operations)
-    assert 8 * predicted.base_ms / predicted.gain(["data.batch_size=16"]) >= additional / causes.REACHABLE
 
 
 def test_a_trial_measures_the_changed_step(quick: None, path: str) -> None:
@@ -369,6 +432,7 @@ def explained(tmp_path_factory: pytest.TempPathFactory) -> Explanation:
         bench_samples.shorten(patch)
         bench_samples.small_roofline(patch, "roofline of explanations")
         patch.setattr(measure, "MOST_SAMPLES", 3)
+        patch.setattr(measure, "WARM_UP_S", 0.0)
         path = str(training_runs.write_config(tmp_path_factory.mktemp("explained")))
         found = explain.result(path, [], [], "cpu", [], training.Mode.FUSED, False, lambda _: None)
     half = replace(found.step, device="gpu", device_name="a GPU", step_ms=found.step.step_ms / 2)

@@ -95,19 +95,24 @@ class TeamSize:
 
     Attributes:
         size: the number of threads.
+        usual: that of the runs between trials.
         runs: how many runs to time together.
     """
 
     def __init__(self, most: int) -> None:
         self.size, self.runs = most, 1
-        self._usual, self._other = most, 1
+        self.usual, self._other = most, 1
         self._times = {most: _Runs(), 1: _Runs()}
         self._warm = False
         self._wait, self._passed, self._tried = FIRST_WAIT_S, 0.0, 0
 
+    def keep(self, size: int) -> None:
+        """Use this number of threads from now on, without trials."""
+        self.size = self.usual = self._other = size
+
     def ran(self, runs: int, seconds: float) -> None:
         """Note the duration of `runs` runs on `size` threads, and choose the size of the next ones."""
-        if self._usual == self._other:
+        if self.usual == self._other:
             return
         if not self._warm:  # the first run reads memory that no cache has
             self._warm = True
@@ -117,7 +122,7 @@ class TeamSize:
         times.seconds += seconds
         self.runs = max(1, int(MEASURED_S / max(times.mean(), 1e-9)))
         self._passed += seconds
-        if self.size == self._usual:
+        if self.size == self.usual:
             if self._passed >= self._wait:
                 self.size, self.runs, self._passed, self._tried = self._other, 1, 0, 0
         else:
@@ -127,12 +132,12 @@ class TeamSize:
                 self._end_trial()
 
     def _end_trial(self) -> None:
-        if self._times[self._other].mean() < self._times[self._usual].mean():
-            self._usual, self._other = self._other, self._usual
+        if self._times[self._other].mean() < self._times[self.usual].mean():
+            self.usual, self._other = self._other, self.usual
             self._wait = FIRST_WAIT_S
         else:
-            lost = self._passed - self._tried * self._times[self._usual].mean()
+            lost = self._passed - self._tried * self._times[self.usual].mean()
             self._wait = max(min(2 * self._wait, LAST_WAIT_S), lost / TRIALS)
-        self.size, self._passed = self._usual, 0
+        self.size, self._passed = self.usual, 0
         for times in self._times.values():
             times.halve()

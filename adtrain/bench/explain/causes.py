@@ -69,11 +69,6 @@ class LastBatch(NamedTuple):
     epochs: int
 
 
-def is_launch(ms: float, calls: int, least_ms: float, launch_ms: float) -> bool:
-    """Whether an operation is bound by its launch. `launch_ms` is the time of a run of the shortest operation."""
-    return ms <= calls * max(LAUNCHES * launch_ms, SHORT_MS) and least_ms < ms / 2
-
-
 @dataclass(frozen=True, kw_only=True)
 class Observed:
     """A training step as it was measured, and what surrounds it.
@@ -89,7 +84,7 @@ class Observed:
         fused_gain: how much faster a compiled fused step is predicted to be; None where the step is one.
         widths: the widths of layers by their paths, such as ("model.layers.0", 512), without that of the last layer.
         wider: from the path of a layer and a width to the override that sets it.
-        fits: whether the config accepts overrides.
+        fits: whether the config accepts overrides, and the step fits in memory.
         gain_of: from overrides to the predicted factor of examples a second.
     """
 
@@ -142,7 +137,7 @@ class Observed:
 
     def bound(self, x: Operation) -> str:
         """What binds an operation."""
-        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
+        if x.ms <= x.calls * max(LAUNCHES * self.launch_ms, SHORT_MS) and x.least_ms < x.ms / 2:
             return "waiting threads" if self.waiting else "launch"
         if self.blocks is not None and x.blocks is not None and x.blocks < self.blocks:
             return "too few blocks"
@@ -187,8 +182,9 @@ LARGE_SHARE = 0.25
 PAUSES_SHARE = 0.05
 """The share of an epoch that evaluations, or checkpoints, within it may take."""
 
-AUGMENTATION_SHARE = 0.6
-"""Augmentation is a cause if it takes at least this share of the step."""
+AUGMENTATION_SHARE = 0.5
+"""Augmentation is a cause if its operations take at least this share of the step. Operations that also compute a layer
+do not count."""
 
 CLOCK_MS = 1e-4
 """A clock may measure 0 for very short operations. Their sum then counts as this time."""
@@ -400,7 +396,7 @@ def _few_blocks(o: Observed) -> Iterator[Found]:
 @_cause("augmentation")
 def _augmentation(o: Observed) -> Iterator[Found]:
     def augments(x: Operation) -> bool:
-        return "augment" in x.scope.split("+")
+        return {"augment"} <= set(x.scope.split("+")) <= {"input", "augment"}
 
     if (share := _share(o, augments)) >= AUGMENTATION_SHARE:
         evidence = f"augmentation takes {share:.0%} of the step; {_worst(o, augments)}"

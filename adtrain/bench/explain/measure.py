@@ -1,4 +1,4 @@
-"""Measures a training step and what surrounds it, and tries the changes that are proposed."""
+"""Measures a training step and what surrounds it, predicts the gain of changes, and tries them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from adtrain import config, training
+from adtrain.backends.cpu.compiled_program import CompiledProgram
 from adtrain.backends.cpu.threads import usable_cores
 from adtrain.backends.cuda.fusions import gpu_fusions
-from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses, is_launch
+from adtrain.bench import step
+from adtrain.bench.explain.causes import REACHABLE, LastBatch, Observed, Operation, Pauses
 from adtrain.bench.machine import Roofline, rates, thread_count
-from adtrain.bench.profile import Key, profile_steps
+from adtrain.bench.profile import Key, OpsProfile, profile_steps
 from adtrain.bench.sampling import MIN_SAMPLE_MS, alternate
 from adtrain.bench.step import kernels_of
 from adtrain.config import Config
@@ -34,12 +36,16 @@ from adtrain.passes import SIMPLIFY
 from adtrain.passes.fusion import declined
 from adtrain.training import Checkpoint, Experiment, Mode, Progress, continuation, outline
 from adtrain.training.checkpoint import encode, fetch
+from adtrain.training.costs import too_large
 from adtrain.training.examples import Streamed, is_streamed
 from adtrain.training.loop import batches_of
 
 MOST_SAMPLES, LEAST_SAMPLES = 100, 3
 SECONDS = 4.0
-"""Target for all samples of a step."""
+"""Target for all samples of a step, or of steps that are compared."""
+
+WARM_UP_S = 1.0
+"""The time before the samples of a step, in which the scheduler spreads the CPU's threads over the cores."""
 
 ALONG_AXIS = ("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "logsumexp")
 """Primitives that combine the elements along their parameter `axis`."""
@@ -61,20 +67,16 @@ Load: TypeAlias = Callable[[Sequence[str]], Config]
 """Loads the config with further overrides."""
 
 
-class Measured:
-    """A config's step, prepared and compiled on a device.
+class Steps:
+    """The steps of an experiment on a device.
 
     Attributes:
-        prepare_s: the seconds that reading the data and building the network took.
-        first_s: those of the first step, with its compilation.
+        first_s: the seconds of the first step, with its compilation.
     """
 
-    def __init__(self, load: Load, device: str, mode: Mode = Mode.FUSED, overrides: Sequence[str] = ()) -> None:
-        started = perf_counter()
-        self.experiment = training.prepare(load(overrides), mode, device=device)
-        self.prepare_s = perf_counter() - started
-        self.load, self.device = load, device
-        self.run_steps = continuation(self.experiment, self.experiment.initial_state("cpu"), device)
+    def __init__(self, experiment: Experiment, device: str) -> None:
+        self.experiment, self.device = experiment, device
+        self.run_steps = continuation(experiment, experiment.initial_state("cpu"), device)
         started = perf_counter()
         self.run(1)
         self.first_s = perf_counter() - started
@@ -85,19 +87,48 @@ class Measured:
         backend(self.device).synchronize()
 
 
-def _samples_of(measured: Measured) -> int:
-    """How many samples fit into SECONDS."""
+class Measured(Steps):
+    """A config's step, prepared and compiled on a device.
+
+    Attributes:
+        prepare_s: the seconds that reading the data and building the network took.
+    """
+
+    def __init__(self, load: Load, device: str, mode: Mode = Mode.FUSED, overrides: Sequence[str] = ()) -> None:
+        started = perf_counter()
+        self.load, experiment = load, training.prepare(load(overrides), mode, device=device)
+        self.prepare_s = perf_counter() - started
+        super().__init__(experiment, device)
+
+
+def fastest(*compared: Steps) -> list[float]:
+    """The time of a step of each in ms: the fastest of interleaved samples. All run on as many threads as the first."""
+    steps = [x.experiment.compiled_step(x.device) for x in compared]
+    teams = [x.team for x in steps if isinstance(x, CompiledProgram)]
+    for team in teams:
+        team.keep(teams[0].usual)
+    workloads = {str(i): x.run for i, x in enumerate(compared)}
+    pause_s = step.PAUSE_S[compared[0].device]
+    times = alternate(workloads, budget_ms=SECONDS * 1e3, min_sample_ms=step.SAMPLE_MS, pause_s=pause_s)
+    return [min(each.ms) for each in times.values()]
+
+
+def _profile(measured: Measured) -> OpsProfile:
+    """The times of the step's operations, in as many samples as fit into SECONDS."""
     started = perf_counter()
     measured.run(1)
     seconds = max(perf_counter() - started, MIN_SAMPLE_MS * 1e-3)
-    return int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+    samples = int(min(max(SECONDS / 2 / seconds, LEAST_SAMPLES), MOST_SAMPLES))
+    while perf_counter() - started < WARM_UP_S:
+        measured.run(1)
+    return profile_steps(measured.run_steps, samples, device=measured.device, typical=min)
 
 
 def observe(measured: Measured, peak: Roofline, busy: float) -> Observed:
     """Time the step, and collect what the causes ask for."""
     experiment, device = measured.experiment, measured.device
     cfg, precision = experiment.config, experiment.config.training.precision
-    profile = profile_steps(measured.run_steps, _samples_of(measured), device=device, typical=min)
+    profile = _profile(measured)
     step_ms = min(profile.step.ms)
     equations = {_key(e): e for e in _equations(experiment, device)}
     kernels = kernels_of(experiment)
@@ -205,17 +236,18 @@ def _wider(cfg: Config, path: str, width: int) -> str:
 
 
 class Predictor:
-    """Predicts the step's time with other settings, from the costs of its equations.
+    """Predicts the gain of other settings, as a factor of examples per second.
 
-    The time of an operation is a fixed cost, and a time for its work. An operation of both steps keeps its share of the
-    roofline. Additional work is done at this share, but at REACHABLE at most: the operation may have reached more
-    because its data lay in a cache. For matrix products and operations bound by their launch it is REACHABLE. An
-    operation that only the changed step has reaches the mean share, or REACHABLE if that is less. The time of the host
-    does not change. It is 0 for compiled code on a CPU, where the time outside of operations is that of other programs.
+    For another batch size, or a fused step in place of an eager one, two steps on other numbers of examples are timed,
+    in turns with the present one. The time of the new step is that of a line through theirs.
+
+    For another precision, an operation keeps its share of the roofline, besides a fixed cost. An operation that only
+    the changed step has reaches the mean share, or REACHABLE if that is less. The time of the host does not change. It
+    is 0 for compiled code on a CPU, where the time outside of operations is that of other programs.
     """
 
     def __init__(self, measured: Measured, peak: Roofline, operations: Sequence[Operation], step_ms: float) -> None:
-        self.load, self.experiment, self.device = measured.load, measured.experiment, measured.device
+        self.measured, self.experiment, self.device = measured, measured.experiment, measured.device
         self.peak, self.step_ms = peak, step_ms
         self.known = {(x.op, x.scope, x.phase): x for x in operations}
         total = sum(x.ms for x in operations)
@@ -224,39 +256,56 @@ class Predictor:
         self.host_ms = self.base_ms - total
         self.launch_ms = min((x.ms / x.calls for x in operations), default=0.0)
         self.mean = min(REACHABLE, sum(x.least_ms for x in operations) / total) if total else REACHABLE
+        self.gains: dict[int, float] = {}  # of batch sizes
 
     def outline(self, overrides: Sequence[str]) -> Experiment:
         """The experiment with further overrides, without its data. Raises AdtrainError where they do not fit."""
-        cfg = self.load(overrides)
+        cfg = self.measured.load(overrides)
         training.check_precision(cfg, self.device)
         return outline(cfg.changed("model", input=self.experiment.config.model.input))
 
     def fits(self, overrides: Sequence[str]) -> bool:
-        """Whether the config accepts these overrides."""
+        """Whether the config accepts these overrides, and the step fits in the device's memory."""
         try:
-            self.outline(overrides).step_program(self.device)
+            changed = self.outline(overrides)
+            changed.step_program(self.device)
         except AdtrainError:
             return False
-        return True
+        return too_large(changed, self.device) is None
 
     def gain(self, overrides: Sequence[str]) -> float:
-        """The predicted factor of examples per second."""
-        changed = self.outline(overrides)
+        """The predicted gain of another batch size or precision."""
+        changed = replace(self.outline(overrides), mode=self.experiment.mode)
         size = min(changed.config.data.batch_size, len(self.experiment.train))
-        changed_ms = self._ms(changed.step_program(self.device), changed.config.training.precision) + self.host_ms
-        return self.base_ms / self.experiment.full_batch * size / changed_ms
+        if size == self.experiment.full_batch:
+            return self.base_ms / self._ms(changed.step_program(self.device), changed.config.training.precision)
+        if size not in self.gains:
+            self.gains[size] = self._timed_gain(_resized(self.experiment, size))
+        return self.gains[size]
 
     def fused_gain(self) -> float:
-        """The predicted gain of a compiled fused step, whose operations reach REACHABLE of the roofline."""
+        """The predicted gain of a compiled fused step.
+
+        Without a compiler it cannot be timed. Then its operations are assumed to reach REACHABLE of the roofline.
+        """
         fused = replace(self.experiment, mode=Mode.FUSED)
+        if self.experiment.mode is Mode.EAGER:
+            return self._timed_gain(fused)
         work = [cost for cost in costs(fused.step_program(self.device).equations) if cost.flops or cost.bytes]
         least = sum(_least_ms(*cost, self.peak, fused.config.training.precision) for cost in work)
         return self.step_ms / (least / REACHABLE + len(work) * LAUNCH_MS)
 
+    def _timed_gain(self, changed: Experiment) -> float:
+        """The predicted gain of a step, from the times of two others; see `other_sizes`."""
+        others = other_sizes(changed, self.device)
+        now_ms, *others_ms = fastest(self.measured, *(Steps(x, self.device) for x in others))
+        sizes, size = [x.full_batch for x in others], changed.full_batch
+        return now_ms / self.experiment.full_batch * size / on_line(sizes, others_ms, size)
+
     def batch_ms(self, size: int) -> float:
-        """The predicted time of a step on another number of examples."""
-        smaller = replace(self.experiment, config=self.experiment.config.changed("data", batch_size=size))
-        return self._ms(smaller.step_program(self.device), self.experiment.config.training.precision) + self.host_ms
+        """The predicted time of a step on fewer examples, whose operations keep their share of the roofline."""
+        precision = self.experiment.config.training.precision
+        return self._ms(_resized(self.experiment, size).step_program(self.device), precision)
 
     def _ms(self, program: Program, precision: str) -> float:
         sums: dict[Key, tuple[int, float]] = {}
@@ -264,19 +313,45 @@ class Predictor:
             if flops or nbytes:
                 calls, ms = sums.get(_key(e), (0, 0.0))
                 sums[_key(e)] = calls + 1, ms + _least_ms(flops, nbytes, self.peak, precision)
-        return sum(self._operation_ms(key, calls, least) for key, (calls, least) in sums.items())
+        return self.host_ms + sum(self._operation_ms(key, calls, least) for key, (calls, least) in sums.items())
 
     def _operation_ms(self, key: Key, calls: int, least: float) -> float:
         fixed, x = calls * self.launch_ms, self.known.get(key)
         if x is None:
             return fixed + least / self.mean
-        if is_launch(x.ms, x.calls, x.least_ms, self.launch_ms):
-            return x.ms + max(0.0, least - x.least_ms) / REACHABLE
-        above = max(0.0, x.ms - fixed)
-        if least <= x.least_ms or not above:
-            return fixed + above * least / x.least_ms
-        reached = REACHABLE if "matmul" in x.op.split("+") else min(REACHABLE, x.least_ms / above)
-        return fixed + above + (least - x.least_ms) / reached
+        return fixed + max(0.0, x.ms - fixed) * least / x.least_ms
+
+
+def other_sizes(experiment: Experiment, device: str) -> list[Experiment]:
+    """The experiment with a quarter and a half of its batch; where only larger steps have its number of operations,
+    because more of them are fused, with two and four times its batch, if examples and memory suffice.
+    """
+    size, operations = experiment.full_batch, len(experiment.step_program(device).equations)
+    smaller, larger = ([_resized(experiment, int(size * x)) for x in factors] for factors in ((1 / 4, 1 / 2), (2, 4)))
+
+    def has_its_operations(other: Experiment) -> bool:
+        return len(other.step_program(device).equations) == operations
+
+    if all(map(has_its_operations, smaller)) or 4 * size > len(experiment.train) or too_large(larger[-1], device):
+        return smaller
+    return larger if all(map(has_its_operations, larger)) else smaller
+
+
+def _resized(experiment: Experiment, size: int) -> Experiment:
+    """The experiment with batches of this size, rounded down to a multiple of its shards."""
+    shards = experiment.config.data.shards or 1
+    size = max(size - size % shards, shards)
+    return replace(experiment, config=experiment.config.changed("data", batch_size=size))
+
+
+def on_line(sizes: Sequence[int], ms: Sequence[float], size: int) -> float:
+    """The time in ms of a step on `size` examples, from those of two other sizes, the smaller one first.
+
+    It is a constant, for the work on the weights and for launches, and a time for each example. Neither is negative.
+    """
+    (few, many), (few_ms, many_ms) = sizes, ms
+    each = min(max(0.0, many_ms - few_ms) / max(1, many - few), many_ms / many)
+    return many_ms + each * (size - many)
 
 
 def _gather_ms(experiment: Experiment, device: str) -> float | None:
@@ -328,9 +403,7 @@ def _last_batch(measured: Measured, predicted: Predictor) -> LastBatch | None:
 
 
 def tried(measured: Measured, overrides: Sequence[str]) -> float:
-    """The measured factor of examples per second of overrides. Samples of both steps alternate; the fastest count."""
+    """The measured factor of examples per second of overrides."""
     changed = Measured(measured.load, measured.device, measured.experiment.mode, overrides)
-    times = alternate({"before": measured.run, "after": changed.run}, budget_ms=SECONDS * 1e3)
-    sizes = [each.experiment.full_batch for each in (measured, changed)]
-    before, after = (min(each.ms) / size for each, size in zip(times.values(), sizes, strict=True))
-    return before / after
+    before, after = fastest(measured, changed)
+    return before / measured.experiment.full_batch * changed.experiment.full_batch / after
