@@ -28,7 +28,7 @@ from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedInd
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
-from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_by_image_p, weight_grad_p
 
 __all__ = ["host"]
 
@@ -74,6 +74,9 @@ def directions(
     for grad in [*grads, Fp16x2WeightGrad(index, TARGET)]:
         if grad.supported():
             yield equation(weight_grad_p, [x, g], sized), (x, g), grad
+    for grad in ShiftedWeightGrad(index, TARGET, by_image=True).choices():
+        if grad.supported():
+            yield equation(weight_grad_by_image_p, [x, g], sized), (x, g), grad
 
 
 def run(host: Host, e: Equation, algorithm: Algorithm, arrays: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ register("conv2d_weight_grad_sum", "cuda", rules.conv2d_weight_grad_sum)
 register("conv_pool", "cuda", pooling.conv2d_max_pool2d)
 register("conv2d_input_grad_pooled", "cuda", pooling.conv2d_input_grad_pooled)
 register("conv2d_weight_grad_pooled", "cuda", pooling.conv2d_weight_grad_pooled)
+register("conv2d_weight_grad_by_image_pooled", "cuda", pooling.conv2d_weight_grad_by_image_pooled)
 register("conv2d_weight_grad_pooled_sum", "cuda", pooling.conv2d_weight_grad_pooled)
 for _format in TERMS:
     register(f"conv2d_{_format}", "cuda", bfloat16.conv2d)

@@ -209,9 +209,15 @@ conv2d, conv2d_input_grad, conv2d_weight_grad = map(rule, Direction)
 
 
 def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:
-    """The kernels for one image, whose groups of channels are the images."""
+    """The kernels for one image, whose groups of channels are the images; shifted implicit GEMM with a split for each
+    image."""
     one_x, one_g = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
-    return conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), **others)
+    found = conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), **others)
+    index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, window, **others))
+    runs = index.supported(target) and not target.by_member
+    shifted = ShiftedWeightGrad(index, target, by_image=True).best() if runs else None
+    made = [] if shifted is None else [replace(each, cycles=shifted.cycles) for each in shifted.kernels()]
+    return sorted([*found, *made], key=lambda kernel: kernel.cycles or 0)
 
 
 def conv2d_weight_grad_sum(

@@ -43,6 +43,7 @@ class ShiftedWeightGrad:
             gaps.
         pooled: whether the output gradient comes from a 2 x 2 max pooling.
         bias: whether the bias gradient is computed too; only for a pooled gradient.
+        by_image: whether the gradient of each image is computed, in place of their sum. A split is an image.
     """
 
     index: PaddedIndex
@@ -50,6 +51,7 @@ class ShiftedWeightGrad:
     image_stages: int = 0
     pooled: bool = False
     bias: bool = False
+    by_image: bool = False
 
     def _image_rows(self, positions: int) -> int:
         """Rows of the images in a stage."""
@@ -90,7 +92,8 @@ class ShiftedWeightGrad:
         """This gradient without gaps between stages, and with a stage at the start of each image."""
         _, _, rows, columns = self.index.problem.outputs
         gapless = replace(self, index=self._even_rows(self.index, columns // 2))
-        yield gapless
+        if not self.by_image:
+            yield gapless
         if self.stage:
             index, count = gapless.index.tiled_by_image(self.stage, rows // 2 * 2 if self.pooled else rows)
             yield replace(self, index=self._even_rows(index), image_stages=count)
@@ -104,11 +107,13 @@ class ShiftedWeightGrad:
         count = PRODUCTS[self.index.bf16_terms]
         products = FILTERS * CHANNELS * self.index.problem.taps * self.stage * count / speed
         multiplied = waves * (EPILOGUE_CYCLES + -(-self.stages // splits) * products)
-        return START + multiplied + (SECOND_PASS if splits > 1 else 0)
+        return START + multiplied + (SECOND_PASS if splits > 1 and not self.by_image else 0)
 
     @cached_property
     def splits(self) -> int:
         """Splits of the positions among blocks."""
+        if self.by_image:
+            return self.index.problem.images[0]
         return min(range(1, min(self.stages, 2 * self.target.multiprocessors) + 1), key=self._cycles)
 
     @property
@@ -122,7 +127,7 @@ class ShiftedWeightGrad:
         return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The sums of each split, and their sum."""
+        """The sums of each split, and their sum unless they are the gradients of images."""
         return [self.split_into(self.splits)]
 
     def split_into(self, splits: int, of_fp16x2: MemoryLayout | None = None) -> CudaKernel:
@@ -133,7 +138,7 @@ class ShiftedWeightGrad:
                 has marked are computed.
         """
         problem = self.index.problem
-        in_scratch = splits > 1 or of_fp16x2 is not None or self.bias
+        in_scratch = (splits > 1 and not self.by_image) or of_fp16x2 is not None or self.bias
         shares = next(count for count in SUM_SHARES if splits >= MIN_SHARE * count or count == 1)
         macros = {
             **self.index.macros(),
