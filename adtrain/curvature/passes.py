@@ -4,7 +4,8 @@
 computed. The gradient of a linear layer's weights for one example is a product AᵀB: A (T, out) has the cotangents of
 the example's T rows, and B (T, in) the rows. Its squared norm is the sum of the elements of AAᵀ times those of BBᵀ, the
 Gram matrices of the rows: the ghost norm (X. Li et al.: "Large language models can be strong differentially private
-learners", 2022). The sum of the gradients over the examples is one product of all rows.
+learners", 2022). The sum of the gradients over the examples is one product of all rows. The gradient of the bias is
+the sum of the rows of A, and its squared norm the sum of the elements of AAᵀ.
 
 The gradient of an embedding is such a product, in which B has the one-hot vectors of the tokens. An element of BBᵀ is 1
 where two tokens are equal. In the gradient of a convolution B has the patches of an image. An element of BBᵀ is the
@@ -37,14 +38,23 @@ def factor_norms(program: Program) -> Program:
     """``program`` with the squared norms and the sums of batched products by their factors, where nothing else reads
     the products, and Gram matrices are smaller than they are."""
     new: dict[Equation, list[Equation]] = {}
-    for e in program.equations:
-        factors = _factors(e, program.producer)
+    products: dict[tuple[Variable, Shape], _Product] = {}
+
+    def rewrite(e: Equation, factors: _Factors | None) -> None:
         if factors is None or not factors.saves:
-            continue
+            return
         readers = _readers(program, e.outputs[0])
         computed = {reader: factors.total if is_total else factors.norms for reader, is_total in readers}
-        if None not in computed.values():
-            new |= {x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute}
+        if not computed or None in computed.values():
+            return
+        new.update({x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute})
+        if isinstance(factors, _Product):
+            products[program.before_reshapes(factors.a), factors.a.type.shape] = factors
+
+    for e in program.equations:
+        rewrite(e, _factors(e, program.producer))
+    for e in program.equations:
+        rewrite(e, _bias_factors(program, e, products))
     equations = [x for e in program.equations for x in new.get(e, [e])]
     return remove_dead_code(replace(program, equations=tuple(equations)))
 
@@ -125,6 +135,23 @@ class _Product:
 
 
 @dataclass(frozen=True)
+class _Sum:
+    """The gradients (N, m) of a bias, the sums of the rows of A (N, ..., m)."""
+
+    a: Variable
+    precision: str
+    saves = True
+
+    def norms(self, new: _Builder) -> Variable:
+        count, *rest, m = self.a.type.shape
+        grams = new.grams(new.reshape(self.a, count, math.prod(rest), m), self.precision)
+        return new("relu", new("sum", grams, axes=(1, 2)))
+
+    def total(self, new: _Builder) -> Variable:
+        return new("sum", self.a, axes=tuple(range(len(self.a.type.shape) - 1)))
+
+
+@dataclass(frozen=True)
 class _Rows:
     """The gradients (N, V, n) of a table: the cotangents (N, ..., n) added at indices (N, ...).
 
@@ -202,6 +229,16 @@ def _factors(e: Equation, producer: Mapping[Variable, Equation]) -> _Factors | N
     ct, indices = added.inputs
     of_examples = indices.type.shape[:1] == shape[:1] and added.params["length"] == shape[0] * shape[1]
     return _Rows(ct, indices, shape[1]) if of_examples and ct.type.shape[-1:] == shape[2:] else None
+
+
+def _bias_factors(program: Program, e: Equation, products: Mapping[tuple[Variable, Shape], _Product]) -> _Sum | None:
+    """The factors of the gradients of a bias, if the norms of `products`, by the array A, need its Gram matrices."""
+    (x, *_) = e.inputs or (None,)
+    if x is None or e.primitive.name != "sum" or e.params["axes"] != tuple(range(1, len(x.type.shape) - 1)):
+        return None
+    count, *rest, m = x.type.shape
+    found = products.get((program.before_reshapes(x), (count, math.prod(rest), m)))
+    return None if found is None or math.prod(rest) == 1 else _Sum(x, found.precision)
 
 
 def _readers(program: Program, gradients: Variable) -> Sequence[tuple[Equation, bool]]:

@@ -9,6 +9,7 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.forms import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.gather import GatherFusion
+from adtrain.backends.cuda.forms.gram_norms import GramNormsFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion, GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
@@ -64,6 +65,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             partial(_fuse_layers, target=target),
         )
     return (
+        FusionPass((GramNormsFusion,), target),
         fold_transposes,
         add_before_products,
         merge_added_products,
