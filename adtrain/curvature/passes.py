@@ -29,7 +29,7 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
-from adtrain.passes.fusion import elementwise
+from adtrain.passes.fusion import elementwise, sum_of_squares
 from adtrain.passes.simplify import remove_dead_code, reshape_equation, simplify_reshapes
 
 
@@ -247,27 +247,11 @@ def _readers(program: Program, gradients: Variable) -> Sequence[tuple[Equation, 
     found = []
     for e in program.readers.get(gradients, ()):
         is_total = e.primitive.name == "sum" and e.params["axes"] == (0,)
-        reader = e if is_total else _norms(program, e)
+        reader = e if is_total else sum_of_squares(program, e)
         if reader is None or gradients in program.outputs:
             return []
         found.append((reader, is_total))
     return found
-
-
-def _norms(program: Program, e: Equation) -> Equation | None:
-    """The equation that sums the squares of an example, if `e` squares, and nothing else reads the squares."""
-    if not (e.primitive.name == "square" or (e.primitive.name == "mul" and e.inputs[0] is e.inputs[1])):
-        return None
-    (out,) = e.outputs
-    examples = out.type.shape[0]
-    while out not in program.outputs and len(readers := program.readers.get(out, ())) == 1:
-        (reader,) = readers
-        if reader.primitive.name == "sum" and reader.params["axes"] == tuple(range(1, len(out.type.shape))):
-            return reader
-        if reader.primitive.name != "reshape" or reader.outputs[0].type.shape[:1] != (examples,):
-            return None
-        (out,) = reader.outputs
-    return None
 
 
 @keeps(Results.ROUNDING)

@@ -23,7 +23,11 @@ from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import fuse_layer_backward, stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
 from adtrain.backends.cuda.forms.tiled_product import tile_weights
-from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
+from adtrain.backends.cuda.forms.weight_gradients import (
+    fuse_bias_gradients,
+    fuse_gradient_norms,
+    fuse_recurrent_gradients,
+)
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.product_precision import choose_precision, store_bfloat16
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
@@ -80,6 +84,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
+        partial(fuse_gradient_norms, target=target),
         multiply_by_reciprocals,
         remove_dead_code,
         keep_derivatives,

@@ -119,10 +119,11 @@ def _part(arrays: Sequence[Variable], terms: Sequence[Sequence[int]], sums: Sequ
     """The part of some sums: `terms` has for each the Gram matrices, one or two, whose elements it multiplies."""
     count, rows, _ = arrays[0].type.shape
     t, first = c_type(arrays[0].type.dtype), f"(int64_t)block * {rows}"
-    lines = [f"gram::sum_over_pairs<{t}, {rows}, THREADS, {len(sums)}>([&](auto pair, {t} (&terms)[{len(sums)}]) {{"]
+    lines = [f"gram::sum_over_pairs<{t}, {rows}, THREADS, {len(sums)}>("]
+    lines.append(f"    [&](const gram::Pair<{t}, {rows}> &pair, {t} (&terms)[{len(sums)}]) {{")
     for i, x in enumerate(arrays):
         wide = gcd(VECTOR // x.type.dtype.itemsize, x.type.shape[2])
-        lines.append(f"    const {t} g{i} = pair.template product<{wide}>(x{i} + {first} * n{i}, n{i});")
+        lines.append(f"    const {t} g{i} = pair.product<{wide}>(x{i} + {first} * n{i}, n{i});")
     for i, factors in enumerate(terms):
         lines.append(f"    terms[{i}] = {' * '.join(f'g{k}' for k in factors)};")
     lines.append(f"}}, [&](const {t} (&sums)[{len(sums)}]) {{")

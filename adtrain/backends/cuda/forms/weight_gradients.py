@@ -1,7 +1,8 @@
-"""Weight gradients with what else their kernels compute: gradients of biases, or of a recurrent layer.
+"""Weight gradients with what else their kernels compute: gradients of biases, or of a recurrent layer; squared norms.
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
 conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
+sum(square(conv2d_weight_grad_by_image(x, g)))      ->    conv2d_weight_grad_by_image_norms(x, g)       for each image
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
 The kernel of a weight gradient of a convolution reads g anyway. The kernel of a recurrent layer's gradient packs the
@@ -16,10 +17,12 @@ from dataclasses import replace
 
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import OF_POOLED, WITH_SUM, Equation, Program, Variable, body_of, fuse
+from adtrain.core.program import OF_POOLED, WITH_NORMS, WITH_SUM, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
+from adtrain.passes.fusion import sum_of_squares
 from adtrain.passes.groups import Groups
+from adtrain.passes.simplify import remove_dead_code
 
 BIAS_AXES = (0, 2, 3)
 """The axes that the gradient of a bias is summed over."""
@@ -49,6 +52,27 @@ def _joined(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equati
     total, other = sorted(equations, key=lambda e: len(e.inputs))
     both = [*body_of(other).equations, total]
     return fuse(other.name + WITH_SUM, both, [*other.outputs, *total.outputs], other.inputs)
+
+
+@keeps(Results.ROUNDING)
+def fuse_gradient_norms(program: Program, target: Target) -> Program:
+    """One equation for the weight gradients of images and their squared norms, where only these are needed and the GPU
+    has a kernel for them."""
+    fused: dict[Equation, Equation] = {}
+    for e in program.equations:
+        readers = program.readers.get(e.outputs[0], ())
+        if e.name.removesuffix(OF_POOLED) != "conv2d_weight_grad_by_image" or len(readers) != 1:
+            continue
+        (square,) = readers
+        total = None if e.outputs[0] in program.outputs else sum_of_squares(program, square)
+        if total is None:
+            continue
+        axes = tuple(range(1, len(e.outputs[0].type.shape)))
+        adds = replace(total, inputs=square.outputs, params={"axes": axes})
+        joined = fuse(e.name + WITH_NORMS, [*body_of(e).equations, square, adds], total.outputs, e.inputs)
+        if cuda_kernels(joined.name, target, *(v.type for v in joined.inputs), **joined.kernel_params):
+            fused[total] = joined
+    return remove_dead_code(replace(program, equations=tuple(fused.get(e, e) for e in program.equations)))
 
 
 WEIGHT_GRAD = "_weight_grad"

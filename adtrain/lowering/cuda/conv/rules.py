@@ -132,6 +132,8 @@ IMPLICIT_GEMMS = {
     Direction.INPUT_GRAD: input_grad,
     Direction.WEIGHT_GRAD: weight_grad,
 }
+NORMS_START, NORMS_ELEMENTS = 4000, 600
+"""Cycles of a launch that adds squares; elements that it reads per cycle."""
 MAX_SLOWDOWN = 2.0
 """An algorithm with more than this many times the cycles of implicit GEMM is not a candidate."""
 
@@ -218,6 +220,30 @@ def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **o
     shifted = ShiftedWeightGrad(index, target, by_image=True).best() if runs else None
     made = [] if shifted is None else [replace(each, cycles=shifted.cycles) for each in shifted.kernels()]
     return sorted([*found, *made], key=lambda kernel: kernel.cycles or 0)
+
+
+def image_norms(
+    target: Target, x: Any, g: Any, *where: Any, axes: Sequence[int], windows: Any = None, **others: Any
+) -> Sequence[CudaKernel]:
+    """The kernels for the squared norms of the weight gradients of images, if these are estimated slower.
+
+    Args:
+        where: the positions of a pooled gradient `g`. Then `windows` are those of the pooling, and ``shape`` in
+            `others` is that of the gradient before it.
+    """
+    g = g._replace(shape=others.pop("shape", g.shape))
+    index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, **others))
+    if target.by_member or not index.supported(target):
+        return []
+    grad = ShiftedWeightGrad(index, target, pooled=bool(where), by_image=True, norms=True).best()
+    if grad is None:
+        return []
+    if not where:
+        elements = x.shape[0] * index.problem.weights
+        stored = conv2d_weight_grad_by_image(target, x, g, **others)[0].cycles or math.inf
+        if grad.cycles > stored + NORMS_START + elements / NORMS_ELEMENTS:
+            return []
+    return [replace(each, cycles=grad.cycles) for each in grad.kernels()]
 
 
 def conv2d_weight_grad_sum(
