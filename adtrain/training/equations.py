@@ -144,6 +144,9 @@ FUNCTIONS_OF_VALUES: dict[str, Callable[..., Any]] = {name: getattr(ops, name) f
 }
 FUNCTIONS_OF_NUMPY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in FUNCTIONS} | {"**": np.power}
 
+TAYLOR_PRODUCTS = 1
+"""Products of each layer that count for the elementwise operations of Taylor mode, which are more: with 0 an equation of
+u_xx + u_yy takes 7% less time by tanh and 15% more by gelu on a CPU."""
 NO_NAMES = Names(())
 Key: TypeAlias = tuple[int, tuple[int, ...]]
 """A derivative: the number of the output, and those of the variables; none for the output itself."""
@@ -344,9 +347,9 @@ def _in_taylor_mode(keys: Collection[Key]) -> dict[int, int]:
         if len(by) > 1 and len(set(by)) == 1:
             orders[by[0]] = max(orders.get(by[0], 0), len(by))
 
-    def products(chosen: Collection[int]) -> int:
+    def products(chosen: tuple[int, ...]) -> int:
         rest = [(k, by) for k, by in keys if not (set(by) <= set(chosen) and len(set(by)) == 1)]
-        return sum(orders[v] for v in chosen) + _reverse_products(rest)
+        return sum(orders[v] for v in chosen) + (TAYLOR_PRODUCTS if chosen else 0) + _reverse_products(rest)
 
     choices = (chosen for count in range(len(orders) + 1) for chosen in combinations(orders, count))
     return {v: orders[v] for v in min(choices, key=products)}
