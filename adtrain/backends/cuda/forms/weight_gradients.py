@@ -2,7 +2,8 @@
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
 conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
-sum(square(conv2d_weight_grad_by_image(x, g)))      ->    conv2d_weight_grad_by_image_norms(x, g)       for each image
+conv2d_weight_grad_by_image(x, g) and sum(g)      ->    conv2d_weight_grad_by_image_sum(x, g)      over pixels
+sum(square(conv2d_weight_grad_by_image(x, g)))    ->    conv2d_weight_grad_by_image_norms(x, g)    over all but images
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
 The kernel of a weight gradient of a convolution reads g anyway. The kernel of a recurrent layer's gradient packs the
@@ -26,26 +27,31 @@ from adtrain.passes.simplify import remove_dead_code
 
 BIAS_AXES = (0, 2, 3)
 """The axes that the gradient of a bias is summed over."""
+SUMMED: dict[str, tuple[int, ...]] = {"conv2d_weight_grad": BIAS_AXES, "conv2d_weight_grad_by_image": (2, 3)}
+"""The axes of sums that weight gradients have kernels for."""
 
 
 @keeps(Results.EXACT)
 def fuse_bias_gradients(program: Program, target: Target) -> Program:
     """One equation for a weight gradient and a bias gradient, where the GPU has a kernel for both."""
     groups = Groups(program)
-    sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums_channels(e)}
+    sums = {key: i for i, e in enumerate(program.equations) if (key := _sum_of_channels(e))}
     for i, e in enumerate(program.equations):
-        at = sums.get(e.inputs[1]) if e.name.removesuffix(OF_POOLED) == "conv2d_weight_grad" else None
+        axes = SUMMED.get(e.name.removesuffix(OF_POOLED), ())
+        at = sums.get((e.inputs[1], axes)) if axes else None
         if at is None or not groups.can_merge(groups.of[at], groups.of[i]):
             continue
         joined = _joined([program.equations[at], e], ())
         if cuda_kernels(joined.name, target, *(v.type for v in joined.inputs), **joined.kernel_params):
-            del sums[e.inputs[1]]
+            del sums[e.inputs[1], axes]
             groups.merge(groups.of[at], groups.of[i])
     return groups.rewritten(_joined)
 
 
-def _sums_channels(e: Equation) -> bool:
-    return e.primitive.name == "sum" and len(e.inputs[0].type.shape) == 4 and tuple(e.params["axes"]) == BIAS_AXES
+def _sum_of_channels(e: Equation) -> tuple[Variable, tuple[int, ...]] | None:
+    """The images and the axes of a sum that leaves their channels."""
+    axes = tuple(e.params["axes"]) if e.primitive.name == "sum" and len(e.inputs[0].type.shape) == 4 else ()
+    return (e.inputs[0], axes) if axes in SUMMED.values() else None
 
 
 def _joined(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:

@@ -210,11 +210,16 @@ def rule(direction: Direction) -> Callable[..., list[CudaKernel]]:
 conv2d, conv2d_input_grad, conv2d_weight_grad = map(rule, Direction)
 
 
+def _one_image(x: Any, g: Any, window: Any) -> tuple[Any, Any, Any]:
+    """Images and gradients as one image, and its window."""
+    images, gradients = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
+    return images, gradients, window._replace(groups=window.groups * x.shape[0])
+
+
 def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:
     """The kernels for one image, whose groups of channels are the images; shifted implicit GEMM with a split for each
     image."""
-    one_x, one_g = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
-    found = conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), **others)
+    found = conv2d_weight_grad(target, *_one_image(x, g, window), **others)
     index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, window, **others))
     runs = index.supported(target) and not target.by_member
     shifted = ShiftedWeightGrad(index, target, by_image=True).best() if runs else None
@@ -253,3 +258,10 @@ def conv2d_weight_grad_sum(
     problem = problem_of(Direction.WEIGHT_GRAD, x, g, window, size, precision)
     best = next(iter(ranked_algorithms(Direction.WEIGHT_GRAD, problem, target)), None)
     return DirectWeightGrad(problem, target, bias=True).kernels() if isinstance(best, DirectWeightGrad) else []
+
+
+def conv2d_weight_grad_by_image_sum(
+    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
+) -> Sequence[CudaKernel]:
+    """Those of each image, as `conv2d_weight_grad_sum` of one."""
+    return conv2d_weight_grad_sum(target, *_one_image(x, g, window), size, precision, axes)
