@@ -19,12 +19,13 @@ those of convolutions (N, ...), with reshapes between.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
 from typing import Any, Protocol
 
+from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
@@ -38,7 +39,7 @@ def factor_norms(program: Program) -> Program:
     """``program`` with the squared norms and the sums of batched products by their factors, where nothing else reads
     the products, and Gram matrices are smaller than they are."""
     new: dict[Equation, list[Equation]] = {}
-    products: dict[tuple[Variable, Shape], _Product] = {}
+    products: set[tuple[Variable, Shape]] = set()
 
     def rewrite(e: Equation, factors: _Factors | None) -> None:
         if factors is None or not factors.saves:
@@ -48,8 +49,8 @@ def factor_norms(program: Program) -> Program:
         if not computed or None in computed.values():
             return
         new.update({x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute})
-        if isinstance(factors, _Product):
-            products[program.before_reshapes(factors.a), factors.a.type.shape] = factors
+        if isinstance(factors, _Product) and factors.precision == FULL:
+            products.add((program.before_reshapes(factors.a), factors.a.type.shape))
 
     for e in program.equations:
         rewrite(e, _factors(e, program.producer))
@@ -139,12 +140,11 @@ class _Sum:
     """The gradients (N, m) of a bias, the sums of the rows of A (N, ..., m)."""
 
     a: Variable
-    precision: str
     saves = True
 
     def norms(self, new: _Builder) -> Variable:
         count, *rest, m = self.a.type.shape
-        grams = new.grams(new.reshape(self.a, count, math.prod(rest), m), self.precision)
+        grams = new.grams(new.reshape(self.a, count, math.prod(rest), m), FULL)
         return new("relu", new("sum", grams, axes=(1, 2)))
 
     def total(self, new: _Builder) -> Variable:
@@ -173,7 +173,7 @@ class _Rows:
         tokens, n = math.prod(rest), self.cotangents.type.shape[-1]
         sides = [new.reshape(self.indices, *shape) for shape in ((count, tokens, 1), (count, 1, tokens))]
         equal = new("equal", *(new("broadcast_to", v, shape=(count, tokens, tokens)) for v in sides))
-        grams = new.grams(new.reshape(self.cotangents, count, tokens, n), "full")
+        grams = new.grams(new.reshape(self.cotangents, count, tokens, n), FULL)
         return new.norms(grams, new("astype", equal, dtype=grams.type.dtype))
 
 
@@ -231,14 +231,14 @@ def _factors(e: Equation, producer: Mapping[Variable, Equation]) -> _Factors | N
     return _Rows(ct, indices, shape[1]) if of_examples and ct.type.shape[-1:] == shape[2:] else None
 
 
-def _bias_factors(program: Program, e: Equation, products: Mapping[tuple[Variable, Shape], _Product]) -> _Sum | None:
-    """The factors of the gradients of a bias, if the norms of `products`, by the array A, need its Gram matrices."""
-    (x, *_) = e.inputs or (None,)
-    if x is None or e.primitive.name != "sum" or e.params["axes"] != tuple(range(1, len(x.type.shape) - 1)):
+def _bias_factors(program: Program, e: Equation, products: Collection[tuple[Variable, Shape]]) -> _Sum | None:
+    """The factors of the gradients of a bias, if norms by `products` need the Gram matrices of the same cotangents."""
+    if e.primitive.name != "sum" or e.params["axes"] != tuple(range(1, len(e.inputs[0].type.shape) - 1)):
         return None
+    (x,) = e.inputs
     count, *rest, m = x.type.shape
-    found = products.get((program.before_reshapes(x), (count, math.prod(rest), m)))
-    return None if found is None or math.prod(rest) == 1 else _Sum(x, found.precision)
+    rows = count, math.prod(rest), m
+    return _Sum(x) if rows[1] > 1 and (program.before_reshapes(x), rows) in products else None
 
 
 def _readers(program: Program, gradients: Variable) -> Sequence[tuple[Equation, bool]]:
