@@ -21,7 +21,8 @@ from adtrain.lowering.cuda.conv.pooling import SparsePoolInputGrad
 from adtrain.lowering.cuda.conv.problem import ConvProblem, PaddedIndex
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
 from adtrain.ops.common import sum_p
-from adtrain.ops.conv import Window, input_grad_p, weight_grad_p
+from adtrain.ops.conv import Window, input_grad_p, weight_grad_by_image_p, weight_grad_p
+from adtrain.ops.elementwise import square_p
 from adtrain.ops.pool import Windows, max_pool2d_put_p
 
 WINDOWS = Windows((2, 2), (2, 2), (0, 0))
@@ -69,6 +70,11 @@ def equation(form: str, problem: ConvProblem) -> Equation:
         steps = [(max_pool2d_put_p, (0, 1), spread), (input_grad_p, (3, 2), {**known, "size": problem.images[2:]})]
         return fused_of(form, [g, where, w], steps, [4])
     steps = [(max_pool2d_put_p, (1, 2), spread), (weight_grad_p, (0, 3), {**known, "size": problem.kernel})]
+    if "by_image" in form:
+        steps[1] = weight_grad_by_image_p, *steps[1][1:]
+        norms: list[Step] = [(square_p, (4,), {}), (sum_p, (5,), {"axes": (1, 2, 3, 4)})]
+        is_norms = form.endswith("norms")
+        return fused_of(form, [x, g, where], [*steps, *norms] if is_norms else steps, [6 if is_norms else 4])
     if form == "conv2d_weight_grad_pooled":
         return fused_of(form, [x, g, where], steps, [4])
     return fused_of(form, [x, g, where], [*steps, (sum_p, (1,), {"axes": BIAS_AXES})], [4, 5])
@@ -85,12 +91,17 @@ def by_images(
 def by_weights(
     problem: ConvProblem, x: np.ndarray, g: np.ndarray, where: np.ndarray, target: Target = H200
 ) -> list[Work]:
-    """The gradients by weights, and by weights and bias, with all supported stages."""
-    index = PaddedIndex(problem)
+    """The gradients by weights, by weights and bias, by weights for each image, and the norms of these, with all
+    supported stages."""
+    of_form = {
+        "conv2d_weight_grad_pooled": {},
+        "conv2d_weight_grad_pooled_sum": {"bias": True},
+        "conv2d_weight_grad_by_image_pooled": {"by_image": True},
+        "conv2d_weight_grad_by_image_pooled_norms": {"by_image": True, "norms": True},
+    }
     found: list[Work] = []
-    for bias in (False, True):
-        form = "conv2d_weight_grad_pooled_sum" if bias else "conv2d_weight_grad_pooled"
-        choices = ShiftedWeightGrad(index, target, pooled=True, bias=bias).choices()
+    for form, kind in of_form.items():
+        choices = ShiftedWeightGrad(PaddedIndex(problem), target, pooled=True, **kind).choices()
         found += [Work(form, problem, [x, g, where], grad.kernels()[0]) for grad in choices if grad.supported()]
     return found
 

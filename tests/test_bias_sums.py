@@ -1,4 +1,4 @@
-"""Gradients joined with the gradient of a bias: which equations are."""
+"""Weight gradients joined with the gradient of a bias, or with their squared norms: which equations are."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import adtrain as ad
 from adtrain import ops
 from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.forms.weight_gradients import BIAS_AXES
+from adtrain.backends.cuda.fusions import gpu_fusions
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.core.array import array
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
+from adtrain.curvature import FACTORED
 from adtrain.ops.conv import Window, weight_grad_p
 
 
@@ -86,3 +88,33 @@ def test_a_kernel_gets_an_array_twice_that_is_image_and_gradient() -> None:
     (launch, *_) = Lowering(H200).launches(e)
     assert isinstance(launch, LaunchPlan)
     assert len(launch.operands) == 4
+
+
+def squares_of_images(x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:
+    """The squared norms of the gradients of each image by the parameters of two layers, the second one pooled."""
+
+    def loss(params: Any, image: Any) -> Any:
+        w, b, v, c = params
+        y = ops.relu(ops.conv2d(ops.reshape(image, (1, *image.shape)), w, b))
+        return ops.sum(ops.square(ops.max_pool2d(ops.relu(ops.conv2d(y, v, c)), 2)))
+
+    return [ops.sum(g * g, tuple(range(1, g.ndim))) for g in ad.per_example_grad(loss)((w, b, v, c), x)]
+
+
+def test_norms_of_gradients_of_images_join_the_gradients() -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+    found = names(stage(squares_of_images, (*FACTORED, *gpu_fusions(H200))).program(*map(array, arrays)))
+    assert found.count("conv2d_weight_grad_by_image_sum") == 1  # of one channel
+    assert found.count("conv2d_weight_grad_by_image_pooled_norms") == 1
+    assert "max_pool2d_put" not in found
+
+
+def test_gradients_of_images_that_are_needed_elsewhere_are_stored() -> None:
+    def f(x: Any, g: Any) -> Any:
+        of_one = ad.grad(lambda w, x, g: ops.sum(ops.conv2d(x[None], w) * g[None]))
+        found = ad.vmap(of_one, (None, 0, 0))(ops.zeros((64, 32, 3, 3), "float32", x.device), x, g)
+        return found, ops.sum(found * found, (1, 2, 3, 4))
+
+    x, g = (array(np.ones(shape, np.float32)) for shape in ((256, 32, 26, 26), (256, 64, 24, 24)))
+    assert not any(name.endswith("_norms") for name in names(stage(f, (*FACTORED, *gpu_fusions(H200))).program(x, g)))

@@ -12,7 +12,7 @@ import pytest
 from conv_samples import cases, drawn, stride_one
 from cuda_on_host import Host, host
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
-from program_samples import ON_GPU
+from program_samples import ON_GPU, Step, fused_of
 
 from adtrain import ops
 from adtrain.backends.cuda import H200
@@ -28,7 +28,9 @@ from adtrain.lowering.cuda.conv.problem import Algorithm, ConvProblem, PaddedInd
 from adtrain.lowering.cuda.conv.shifted import ShiftedConv
 from adtrain.lowering.cuda.conv.shifted_fp16x2 import Fp16x2Conv, Fp16x2WeightGrad
 from adtrain.lowering.cuda.conv.shifted_weight_grad import ShiftedWeightGrad
-from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_p
+from adtrain.ops.common import sum_p
+from adtrain.ops.conv import Window, conv2d_p, input_grad_p, weight_grad_by_image_p, weight_grad_p
+from adtrain.ops.elementwise import square_p
 
 __all__ = ["host"]
 
@@ -74,6 +76,9 @@ def directions(
     for grad in [*grads, Fp16x2WeightGrad(index, TARGET)]:
         if grad.supported():
             yield equation(weight_grad_p, [x, g], sized), (x, g), grad
+    for grad in ShiftedWeightGrad(index, TARGET, by_image=True).choices():
+        if grad.supported():
+            yield equation(weight_grad_by_image_p, [x, g], sized), (x, g), grad
 
 
 def run(host: Host, e: Equation, algorithm: Algorithm, arrays: Any) -> np.ndarray:
@@ -109,6 +114,23 @@ def test_shifted_convolutions_are_right(
     size = [n + 2 * p - (k - 1) * d for n, p, k, d in zip(image[2:], padding, kernel, dilation, strict=True)]
     problem = stride_one(image, (image[0], filters, *size), kernel, padding, dilation, precision)
     check(host, problem, *drawn(image, (filters, image[1], *kernel), problem.outputs))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("image", "filters"), [((3, 5, 9, 8), 33), ((2, 34, 7, 7), 70)])
+def test_norms_of_weight_gradients_of_images_are_right(host: Host, image: tuple[int, ...], filters: int) -> None:
+    problem = stride_one(image, (image[0], filters, *image[2:]), (3, 3), (1, 1))
+    x, g = drawn(image, problem.outputs)
+    g[0, 3, 2, 1] = np.inf
+    sized = {"window": Window((1, 1), (1, 1), (1, 1), 1), "precision": "full", "size": (3, 3)}
+    steps: list[Step] = [(weight_grad_by_image_p, (0, 1), sized), (square_p, (2,), {})]
+    steps.append((sum_p, (3,), {"axes": (1, 2, 3, 4)}))
+    e = fused_of("conv2d_weight_grad_by_image_norms", [ArrayType(v.shape, v.dtype) for v in (x, g)], steps, [4])
+    choices = ShiftedWeightGrad(PaddedIndex(problem), TARGET, by_image=True, norms=True).choices()
+    (found,) = [run(host, e, each, [x, g]) for each in choices if each.supported()]
+    with np.errstate(invalid="ignore"):
+        gradients = weight_grad_by_image_p.reference(x.astype(float), g.astype(float), **sized)
+        assert agree(found, np.square(gradients).sum((1, 2, 3, 4)))
 
 
 @pytest.mark.exhaustive

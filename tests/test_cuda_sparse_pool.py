@@ -83,7 +83,7 @@ def test_weight_and_bias_gradients_are_right(
     problem = conv_problem(image, filters, (3, 3), padding)
     x, _, g, where = drawn(problem)
     found = by_weights(problem, x, g, where, MIN_PRODUCTS)
-    assert len(found) == 4
+    assert len(found) == 6
     for work in found:
         check(host, work)
 

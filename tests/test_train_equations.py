@@ -22,7 +22,7 @@ from adtrain.core.array import Value
 from adtrain.core.errors import AdtrainError
 from adtrain.equations import evaluate
 from adtrain.nn.module import Module, Params, Shape, State
-from adtrain.training import RunFolder, inputs, loop, model_file
+from adtrain.training import RunFolder, equations, inputs, loop, model_file
 from adtrain.training.equations import FUNCTIONS_OF_VALUES, EquationNetwork, derivatives, placed
 from adtrain.training.evaluation import predictions
 from adtrain.training.scores import SolutionScore
@@ -390,6 +390,38 @@ def test_points_with_large_residuals_are_kept(tmp_path: Path) -> None:
 def test_a_mistake_is_an_error_that_names_the_key(tmp_path: Path, settings: list[str], message: str) -> None:
     with pytest.raises(AdtrainError, match=message):
         prepared(tmp_path, *settings)
+
+
+VARIABLES, OUTPUTS = "txy", "uv"
+IN_TAYLOR_MODE: dict[str, dict[str, int]] = {
+    "u_t u_x u_xx": {},
+    "u_t u_xx u_yy": {},
+    "u_tx": {},
+    "u_xx u_yy": {},
+    "u_t v_t u_xx v_xx": {"x": 2},
+    "u_x u_y v_x v_y u_xx u_yy v_xx v_yy": {"x": 2, "y": 2},
+    "u_t u_xxx": {"x": 3},
+    "u_tt u_xxxx": {"t": 2, "x": 4},
+    "u_tx v_xxx": {"x": 3},
+}
+"""The variables by which derivatives are computed in Taylor mode, with their orders."""
+
+
+@pytest.mark.parametrize("names", IN_TAYLOR_MODE)
+def test_derivatives_are_those_of_reverse_mode(names: str) -> None:
+    keys = [(OUTPUTS.index(name[0]), tuple(map(VARIABLES.index, name[2:]))) for name in names.split()]
+    chosen = {VARIABLES[i]: order for i, order in equations._in_taylor_mode(keys).items()}
+    assert chosen == IN_TAYLOR_MODE[names]
+    rng = np.random.default_rng(0)
+    a, b = (ad.array(rng.normal(size=shape)) for shape in ((3, 7), (7, 2)))
+
+    def network(where: Value) -> Value:
+        return ops.matmul(ops.tanh(ops.matmul(ops.reshape(where, (-1, 3)), a)), b)
+
+    where = ad.array(rng.normal(size=(4, 3, 1, 1)))
+    found, expected = derivatives(network, where, keys), equations._by_reverse_mode(network, where, keys)
+    for key in keys:
+        np.testing.assert_allclose(found[key].numpy(), expected[key].numpy(), rtol=1e-11, atol=1e-12, err_msg=str(key))
 
 
 def test_layers_without_a_derivative_that_an_equation_needs_are_refused() -> None:

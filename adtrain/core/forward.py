@@ -139,10 +139,33 @@ def _pushed(
     order: int,
     directions: BatchTrace | None = None,
 ) -> tuple[Any, list[Any]]:
-    """The value of ``f``, and for each order its Taylor coefficients, with zeros for None.
+    """`taylor_coefficients` with zeros for None."""
+    out, orders = taylor_coefficients(name, f, primals, coefficients, order, directions)
+    leaves, structure = tree.flatten(out)
+    filled = [
+        [Value._ops.zeros_like(y) if x is None else x for x, y in zip(row, leaves, strict=True)] for row in orders
+    ]
+    return out, [tree.unflatten(structure, row) for row in filled]
+
+
+def taylor_coefficients(
+    name: str,
+    f: Callable[..., Any],
+    primals: Sequence[Any],
+    coefficients: Sequence[Sequence[Coefficient]],
+    order: int,
+    directions: BatchTrace | None = None,
+) -> tuple[Any, list[list[Coefficient]]]:
+    """The value of ``f``, and for each order the Taylor coefficients of its arrays.
 
     Args:
+        name: of the function that is called, for errors.
         coefficients: for each order those of the arrays of all arguments. An array without any is a constant.
+        directions: see `TaylorTrace`.
+
+    Raises:
+        OptionError: ``f`` is no function.
+        DTypeError: an argument or an output is not of floating point.
     """
     require_function(name, f)
     trace = TaylorTrace(new_level(), order, directions)
@@ -168,8 +191,7 @@ def _pushed(
         values = [trace.lower(x) for x in outputs]
     finally:
         trace.live = False
-    filled = [[Value._ops.zeros_like(y) if x is None else x for x, y in zip(row, values, strict=True)] for row in found]
-    return tree.unflatten(structure, values), [tree.unflatten(structure, row) for row in filled]
+    return tree.unflatten(structure, values), found
 
 
 def jacfwd(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Any]:

@@ -441,7 +441,7 @@ def _fused_reference(*buffers: Any, form: str, body: Program) -> Any:
 def _fused_flops(*args: Any, form: str, body: Program) -> int:
     first, *others = body.equations
     named = {e.name + OF_POOLED for e in others}
-    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM) not in named:
+    if not first.has(Trait.MAX_POOL_GRAD) or form.removesuffix(WITH_SUM).removesuffix(WITH_NORMS) not in named:
         return sum(e.cost.flops for e in body.equations)
     (pooled, _), (spread,) = first.inputs, first.outputs
     return sum(e.cost.flops * pooled.size // spread.size if spread in e.inputs else e.cost.flops for e in others)
@@ -477,6 +477,9 @@ The kernel reads the pooled gradient, and skips the zeros between its elements."
 
 WITH_SUM = "_sum"
 """With the name of a weight gradient before it: that gradient and the bias gradient, which sums what both read."""
+
+WITH_NORMS = "_norms"
+"""With the name of the weight gradients of images before it: their squared norms. The kernel stores no gradient."""
 
 GATHER = "gather"
 """Loops that read rows of tables by index."""

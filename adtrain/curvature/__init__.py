@@ -24,6 +24,7 @@ from adtrain.jitted import jit
 from adtrain.ops import concatenate, matmul, reshape, sqrt, where
 from adtrain.option_types import Size
 from adtrain.passes import SIMPLIFY, fuse, plan_memory
+from adtrain.passes.simplify import merge_common_subexpressions
 
 STEPS_FOR_ONE, MOST_STEPS = 10, 300
 """Lanczos steps for each eigenvalue before the first test of convergence, and the most steps."""
@@ -164,7 +165,7 @@ def _unflatten(like: Any, v: Value) -> Any:
 
 EXAMPLES, CHUNK_BYTES = 512, 1 << 29
 """The most examples of a metric, and the most memory for the gradients of those that are computed at a time."""
-FACTORED = (*SIMPLIFY, factor_norms, drop_unit_axes)
+FACTORED = (*SIMPLIFY, factor_norms, drop_unit_axes, merge_common_subexpressions)
 """The passes after which few gradients of single examples are in memory."""
 
 

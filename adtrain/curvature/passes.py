@@ -4,7 +4,8 @@
 computed. The gradient of a linear layer's weights for one example is a product AᵀB: A (T, out) has the cotangents of
 the example's T rows, and B (T, in) the rows. Its squared norm is the sum of the elements of AAᵀ times those of BBᵀ, the
 Gram matrices of the rows: the ghost norm (X. Li et al.: "Large language models can be strong differentially private
-learners", 2022). The sum of the gradients over the examples is one product of all rows.
+learners", 2022). The sum of the gradients over the examples is one product of all rows. The gradient of the bias is
+the sum of the rows of A, and its squared norm the sum of the elements of AAᵀ.
 
 The gradient of an embedding is such a product, in which B has the one-hot vectors of the tokens. An element of BBᵀ is 1
 where two tokens are equal. In the gradient of a convolution B has the patches of an image. An element of BBᵀ is the
@@ -18,17 +19,18 @@ those of convolutions (N, ...), with reshapes between.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import product
 from typing import Any, Protocol
 
+from adtrain.core.precision import FULL
 from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType, Shape
-from adtrain.passes.fusion import elementwise
+from adtrain.passes.fusion import elementwise, sum_of_squares
 from adtrain.passes.simplify import remove_dead_code, reshape_equation, simplify_reshapes
 
 
@@ -37,14 +39,23 @@ def factor_norms(program: Program) -> Program:
     """``program`` with the squared norms and the sums of batched products by their factors, where nothing else reads
     the products, and Gram matrices are smaller than they are."""
     new: dict[Equation, list[Equation]] = {}
-    for e in program.equations:
-        factors = _factors(e, program.producer)
+    products: set[tuple[Variable, Shape]] = set()
+
+    def rewrite(e: Equation, factors: _Factors | None) -> None:
         if factors is None or not factors.saves:
-            continue
+            return
         readers = _readers(program, e.outputs[0])
         computed = {reader: factors.total if is_total else factors.norms for reader, is_total in readers}
-        if None not in computed.values():
-            new |= {x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute}
+        if not computed or None in computed.values():
+            return
+        new.update({x: _Builder(e).ending(x.outputs[0], compute) for x, compute in computed.items() if compute})
+        if isinstance(factors, _Product) and factors.precision == FULL:
+            products.add((program.before_reshapes(factors.a), factors.a.type.shape))
+
+    for e in program.equations:
+        rewrite(e, _factors(e, program.producer))
+    for e in program.equations:
+        rewrite(e, _bias_factors(program, e, products))
     equations = [x for e in program.equations for x in new.get(e, [e])]
     return remove_dead_code(replace(program, equations=tuple(equations)))
 
@@ -125,6 +136,22 @@ class _Product:
 
 
 @dataclass(frozen=True)
+class _Sum:
+    """The gradients (N, m) of a bias, the sums of the rows of A (N, ..., m)."""
+
+    a: Variable
+    saves = True
+
+    def norms(self, new: _Builder) -> Variable:
+        count, *rest, m = self.a.type.shape
+        grams = new.grams(new.reshape(self.a, count, math.prod(rest), m), FULL)
+        return new("relu", new("sum", grams, axes=(1, 2)))
+
+    def total(self, new: _Builder) -> Variable:
+        return new("sum", self.a, axes=tuple(range(len(self.a.type.shape) - 1)))
+
+
+@dataclass(frozen=True)
 class _Rows:
     """The gradients (N, V, n) of a table: the cotangents (N, ..., n) added at indices (N, ...).
 
@@ -146,7 +173,7 @@ class _Rows:
         tokens, n = math.prod(rest), self.cotangents.type.shape[-1]
         sides = [new.reshape(self.indices, *shape) for shape in ((count, tokens, 1), (count, 1, tokens))]
         equal = new("equal", *(new("broadcast_to", v, shape=(count, tokens, tokens)) for v in sides))
-        grams = new.grams(new.reshape(self.cotangents, count, tokens, n), "full")
+        grams = new.grams(new.reshape(self.cotangents, count, tokens, n), FULL)
         return new.norms(grams, new("astype", equal, dtype=grams.type.dtype))
 
 
@@ -204,33 +231,27 @@ def _factors(e: Equation, producer: Mapping[Variable, Equation]) -> _Factors | N
     return _Rows(ct, indices, shape[1]) if of_examples and ct.type.shape[-1:] == shape[2:] else None
 
 
+def _bias_factors(program: Program, e: Equation, products: Collection[tuple[Variable, Shape]]) -> _Sum | None:
+    """The factors of the gradients of a bias, if norms by `products` need the Gram matrices of the same cotangents."""
+    if e.primitive.name != "sum" or e.params["axes"] != tuple(range(1, len(e.inputs[0].type.shape) - 1)):
+        return None
+    (x,) = e.inputs
+    count, *rest, m = x.type.shape
+    rows = count, math.prod(rest), m
+    return _Sum(x) if rows[1] > 1 and (program.before_reshapes(x), rows) in products else None
+
+
 def _readers(program: Program, gradients: Variable) -> Sequence[tuple[Equation, bool]]:
     """The equations that sum gradients over the examples, with True, and those that sum the squares of an example, with
     False; none if the gradients have other readers, too."""
     found = []
     for e in program.readers.get(gradients, ()):
         is_total = e.primitive.name == "sum" and e.params["axes"] == (0,)
-        reader = e if is_total else _norms(program, e)
+        reader = e if is_total else sum_of_squares(program, e)
         if reader is None or gradients in program.outputs:
             return []
         found.append((reader, is_total))
     return found
-
-
-def _norms(program: Program, e: Equation) -> Equation | None:
-    """The equation that sums the squares of an example, if `e` squares, and nothing else reads the squares."""
-    if not (e.primitive.name == "square" or (e.primitive.name == "mul" and e.inputs[0] is e.inputs[1])):
-        return None
-    (out,) = e.outputs
-    examples = out.type.shape[0]
-    while out not in program.outputs and len(readers := program.readers.get(out, ())) == 1:
-        (reader,) = readers
-        if reader.primitive.name == "sum" and reader.params["axes"] == tuple(range(1, len(out.type.shape))):
-            return reader
-        if reader.primitive.name != "reshape" or reader.outputs[0].type.shape[:1] != (examples,):
-            return None
-        (out,) = reader.outputs
-    return None
 
 
 @keeps(Results.ROUNDING)

@@ -447,6 +447,22 @@ def reads_by_element(equation: Equation, v: Variable) -> bool:
     return all(inner not in e.inputs or not e.has(Trait.BROADCAST) for e in body.equations)
 
 
+def sum_of_squares(program: Program, e: Equation) -> Equation | None:
+    """The equation that sums the squares of an example, if `e` squares, and nothing else reads the squares."""
+    if not (e.primitive.name == "square" or (e.primitive.name == "mul" and e.inputs[0] is e.inputs[1])):
+        return None
+    (out,) = e.outputs
+    examples = out.type.shape[0]
+    while out not in program.outputs and len(readers := program.readers.get(out, ())) == 1:
+        (reader,) = readers
+        if reader.primitive.name == "sum" and reader.params["axes"] == tuple(range(1, len(out.type.shape))):
+            return reader
+        if reader.primitive.name != "reshape" or reader.outputs[0].type.shape[:1] != (examples,):
+            return None
+        (out,) = reader.outputs
+    return None
+
+
 class ElementwiseFusion(Fusion):
     """One loop nest for each connected group of elementwise equations of one shape and phase.
 

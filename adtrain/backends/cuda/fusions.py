@@ -9,6 +9,7 @@ from adtrain.backends.cuda.channels_last import channels_last
 from adtrain.backends.cuda.forms import LAUNCH_BYTES, kernel_form
 from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.gather import GatherFusion
+from adtrain.backends.cuda.forms.gram_norms import GramNormsFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion, GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
@@ -22,7 +23,11 @@ from adtrain.backends.cuda.forms.row_products import RowProductsFusion
 from adtrain.backends.cuda.forms.streamed_layer import fuse_layer_backward, stream_layer
 from adtrain.backends.cuda.forms.thread_items import ThreadItemsFusion, WideProductFusion
 from adtrain.backends.cuda.forms.tiled_product import tile_weights
-from adtrain.backends.cuda.forms.weight_gradients import fuse_bias_gradients, fuse_recurrent_gradients
+from adtrain.backends.cuda.forms.weight_gradients import (
+    fuse_bias_gradients,
+    fuse_gradient_norms,
+    fuse_recurrent_gradients,
+)
 from adtrain.backends.cuda.narrow_values import narrow_values
 from adtrain.backends.cuda.product_precision import choose_precision, store_bfloat16
 from adtrain.backends.cuda.shared_divisors import multiply_by_reciprocals
@@ -64,6 +69,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
             partial(_fuse_layers, target=target),
         )
     return (
+        FusionPass((GramNormsFusion,), target),
         fold_transposes,
         add_before_products,
         merge_added_products,
@@ -78,6 +84,7 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         partial(fuse_maxpool_gradients, has_kernel=has_kernel, all_readers=True),
         remove_dead_code,
         partial(fuse_bias_gradients, target=target),
+        partial(fuse_gradient_norms, target=target),
         multiply_by_reciprocals,
         remove_dead_code,
         keep_derivatives,

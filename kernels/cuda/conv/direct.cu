@@ -1,7 +1,7 @@
 // Direct convolution, for a small number of channels. It is bound by memory traffic, so it has no panels in shared memory;
 // sums are in registers.
 //
-// The kernels: conv_direct; if WEIGHT_GRAD, weight_grad_direct and then sum_weight_grad_direct. Other macros: CONV_GROUPS,
+// The kernels: conv_direct; if WEIGHT_GRAD, weight_grad_direct and, SPLIT, then sum_weight_grad_direct. Other macros: CONV_GROUPS,
 // kernel KH x KW, stride SH x SW, padding PH x PW (may be negative), dilation DH x DW, IN_* and OUT_* for the shapes of
 // images and outputs. FILTERS: filters of a thread. WIDE_C: its neighbouring outputs. FLIPPED: of conv_direct. BIAS: of the
 // others.
@@ -117,7 +117,7 @@ KERNEL __launch_bounds__(THREADS, 4) conv_direct(const T *__restrict__ x, const 
 //
 // A warp sums FILTERS filters with one channel, for all taps, over one split of the outputs. A lane loads g of WIDE_C
 // neighbouring outputs for each filter through slots in shared memory, STAGES steps ahead. It loads their windows once for
-// all filters. Finally lanes are added in pairs, and then splits in order.
+// all filters. Finally lanes are added in pairs, and then, SPLIT, the splits in order.
 
 constexpr int THREADS = 256, STAGES = 3, STEP = WARP * WIDE_C; // outputs of a warp at a time
 constexpr int WARPS_PER_STEP = IN_CHANNELS * FILTER_BLOCKS; // warps that load the same outputs
@@ -142,7 +142,7 @@ __device__ __forceinline__ T total_of_lane(const T (&sums)[SUMS], int first) {
 }
 
 KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x, const T *__restrict__ g, T *w,
-    IF(BIAS, T *bias,) int64_t batch, int64_t splits, char *scratch) {
+    IF(BIAS, T *bias,) int64_t batch, int64_t splits IF(SPLIT, , char *scratch)) {
     wait_for_inputs();
     typedef Vector<T, WIDE_C> Neighbours;
     __shared__ Neighbours slots[STAGES][FILTERS][THREADS];
@@ -201,7 +201,10 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
     }
     cp_async_wait_group<0>();
 
-    T *out = (T *)scratch + split;
+#if SPLIT // the sums of an element are neighbours
+    w = (T *)scratch + split;
+    IF(BIAS, bias = w + WEIGHTS * splits;)
+#endif
     #pragma unroll
     for (int i = 0; i < SUMS; i += WARP) {
         const T total = total_of_lane(sums, i);
@@ -209,12 +212,12 @@ KERNEL __launch_bounds__(THREADS, 2) weight_grad_direct(const T *__restrict__ x,
         if (i + lane >= SUMS || filter >= GROUP_FILTERS) continue;
         const int row = group * GROUP_FILTERS + filter, inner = channel % GROUP_CHANNELS;
         if (tap < TAPS)
-            out[((row * GROUP_CHANNELS + inner) * TAPS + tap) * splits] = total;
-        else if (inner == 0)
-            out[(WEIGHTS + row) * splits] = total;
+            w[((row * GROUP_CHANNELS + inner) * TAPS + tap) * splits] = total;
+        IF(BIAS, else if (inner == 0) bias[row * splits] = total;)
     }
 }
 
+#if SPLIT
 // The sums over splits: a warp for each result.
 KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
     IF(BIAS, T *bias,) int64_t splits, char *scratch) {
@@ -232,4 +235,5 @@ KERNEL sum_weight_grad_direct(const T *, const T *, T *w,
 #endif
     }
 }
+#endif
 #endif

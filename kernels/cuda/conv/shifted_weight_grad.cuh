@@ -9,7 +9,12 @@
 // STAGES_PER_IMAGE stages, at most IMAGE_PITCH positions; the padding after them is skipped.
 //
 // FALLBACK: a split has whole images; only splits that conv/shifted_weight_grad_fp16x2.cu has marked are computed.
+// NORMS: a split is an image, and the result is the squared norm of each image's gradient, which is not stored.
 #pragma once
+#ifndef NORMS
+#define NORMS 0
+#endif
+#include "common/collectives.cuh"
 #include "conv/shifted.cuh"
 
 constexpr int FILTERS = 64, CONSUMERS = KH * WARPGROUP;
@@ -53,22 +58,48 @@ struct PositionSplit {
     }
 };
 
-// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch. Sums that are not finite are
-// recomputed by recompute(filter, channel, tap), because bf16x3 turns infinities into NaN.
+// Writes the sums of a row of the window to w or, SPLIT, to the split's sums in scratch; NORMS: the sum of the block's squares.
+// Sums that are not finite are recomputed by recompute(filter, channel, tap), because bf16x3 turns infinities into NaN.
 template <class Recompute> __device__ __forceinline__ void write(
     const float (&sums)[SUMS], const PositionSplit &split, int row, T *w, const Recompute &recompute) {
+    IF(NORMS, T squares = 0;)
     #pragma unroll
     for (int i = 0; i < SUMS; i++) {
         const int filter = split.filter + accumulator_row(i), tap = row * KW + accumulator_column(i) / STAGE_CHANNELS;
         const int channel = split.channel + accumulator_column(i) % STAGE_CHANNELS;
         if (filter >= OUT_CHANNELS || channel >= IN_CHANNELS) continue;
+#if NORMS
+        const T sum = finite(sums[i]) ? sums[i] : recompute(filter, channel, tap);
+        squares = fma(sum, sum, squares);
+#else
         const int offset = SPLIT ? split_offset(filter, channel, tap) : (filter * IN_CHANNELS + channel) * TAPS + tap;
         w[blockIdx.y * (int64_t)SPLIT_ELEMENTS + offset] = finite(sums[i]) ? sums[i] : recompute(filter, channel, tap);
+#endif
     }
+#if NORMS
+    __shared__ T of_warp[CONSUMERS / WARP];
+    squares = over_lanes<Sum, WARP>(squares);
+    if (threadIdx.x % WARP == 0) of_warp[(threadIdx.x - PRODUCERS) / WARP] = squares;
+    named_barrier_sync(CONSUMERS);
+    if (threadIdx.x != PRODUCERS) return;
+    #pragma unroll
+    for (int i = 1; i < CONSUMERS / WARP; i++) squares += of_warp[i];
+    w[blockIdx.y * gridDim.x + blockIdx.x] = squares;
+#endif
 }
 
-// Sums the splits to w (O, C, KH, KW) and bias. SUM_SHARES threads share an element; each adds its splits in order.
+// Sums the splits to w (O, C, KH, KW) and bias. SUM_SHARES threads share an element; each adds its splits in order. NORMS: sums
+// the blocks of each image.
 __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const T *scratch) {
+#if NORMS
+    constexpr int BLOCKS =
+        (OUT_CHANNELS + FILTERS - 1) / FILTERS * ((IN_CHANNELS + STAGE_CHANNELS - 1) / STAGE_CHANNELS);
+    const int image = blockIdx.x * SUM_THREADS + threadIdx.x;
+    if (image >= splits) return;
+    T sum = 0;
+    for (int i = 0; i < BLOCKS; i++) sum += scratch[image * BLOCKS + i];
+    w[image] = sum;
+#else
     constexpr int ELEMENTS = SUM_THREADS / SUM_SHARES; // of a block
     const int own = threadIdx.x % ELEMENTS, share = threadIdx.x / ELEMENTS;
     const int element = blockIdx.x * ELEMENTS + own;
@@ -90,4 +121,5 @@ __device__ __forceinline__ void sum_splits(T *w, T *bias, int64_t splits, const 
         w[element % (OUT_CHANNELS * IN_CHANNELS) * TAPS + element / (OUT_CHANNELS * IN_CHANNELS)] = sum;
     else if (element < SIZE + BIAS * OUT_CHANNELS)
         bias[element - SIZE] = sum;
+#endif
 }

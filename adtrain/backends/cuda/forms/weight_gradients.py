@@ -1,7 +1,9 @@
-"""Weight gradients with what else their kernels compute: gradients of biases, or of a recurrent layer.
+"""Weight gradients with what else their kernels compute: gradients of biases, or of a recurrent layer; squared norms.
 
 conv2d_weight_grad(x, g) and sum(g)               ->    conv2d_weight_grad_sum(x, g)
 conv2d_weight_grad_pooled(x, g, at) and sum(g)    ->    conv2d_weight_grad_pooled_sum(x, g, at)    over all but channels
+conv2d_weight_grad_by_image(x, g) and sum(g)      ->    conv2d_weight_grad_by_image_sum(x, g)      over pixels
+sum(square(conv2d_weight_grad_by_image(x, g)))    ->    conv2d_weight_grad_by_image_norms(x, g)    over all but images
 lstm_grad(...), matmul(ds, before, transpose_a) and sum(total, 0)    ->    lstm_weight_grad(...)
 
 The kernel of a weight gradient of a convolution reads g anyway. The kernel of a recurrent layer's gradient packs the
@@ -16,39 +18,67 @@ from dataclasses import replace
 
 from adtrain.core.kernel import Target, cuda_kernels
 from adtrain.core.primitive import PRIMITIVES, Trait
-from adtrain.core.program import OF_POOLED, WITH_SUM, Equation, Program, Variable, body_of, fuse
+from adtrain.core.program import OF_POOLED, WITH_NORMS, WITH_SUM, Equation, Program, Variable, body_of, fuse
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import ArrayType
+from adtrain.passes.fusion import sum_of_squares
 from adtrain.passes.groups import Groups
+from adtrain.passes.simplify import remove_dead_code
 
 BIAS_AXES = (0, 2, 3)
 """The axes that the gradient of a bias is summed over."""
+SUMMED: dict[str, tuple[int, ...]] = {"conv2d_weight_grad": BIAS_AXES, "conv2d_weight_grad_by_image": (2, 3)}
+"""The axes of sums that weight gradients have kernels for."""
 
 
 @keeps(Results.EXACT)
 def fuse_bias_gradients(program: Program, target: Target) -> Program:
     """One equation for a weight gradient and a bias gradient, where the GPU has a kernel for both."""
     groups = Groups(program)
-    sums = {e.inputs[0]: i for i, e in enumerate(program.equations) if _sums(e, BIAS_AXES)}
+    sums = {key: i for i, e in enumerate(program.equations) if (key := _sum_of_channels(e))}
     for i, e in enumerate(program.equations):
-        at = sums.get(e.inputs[1]) if e.name.removesuffix(OF_POOLED) == "conv2d_weight_grad" else None
+        axes = SUMMED.get(e.name.removesuffix(OF_POOLED), ())
+        at = sums.get((e.inputs[1], axes)) if axes else None
         if at is None or not groups.can_merge(groups.of[at], groups.of[i]):
             continue
         joined = _joined([program.equations[at], e], ())
         if cuda_kernels(joined.name, target, *(v.type for v in joined.inputs), **joined.kernel_params):
-            del sums[e.inputs[1]]
+            del sums[e.inputs[1], axes]
             groups.merge(groups.of[at], groups.of[i])
     return groups.rewritten(_joined)
 
 
-def _sums(e: Equation, axes: tuple[int, ...]) -> bool:
-    return e.primitive.name == "sum" and tuple(e.params["axes"]) == axes
+def _sum_of_channels(e: Equation) -> tuple[Variable, tuple[int, ...]] | None:
+    """The images and the axes of a sum that leaves their channels."""
+    axes = tuple(e.params["axes"]) if e.primitive.name == "sum" and len(e.inputs[0].type.shape) == 4 else ()
+    return (e.inputs[0], axes) if axes in SUMMED.values() else None
 
 
 def _joined(equations: Sequence[Equation], needed: Sequence[Variable]) -> Equation:
     total, other = sorted(equations, key=lambda e: len(e.inputs))
     both = [*body_of(other).equations, total]
     return fuse(other.name + WITH_SUM, both, [*other.outputs, *total.outputs], other.inputs)
+
+
+@keeps(Results.ROUNDING)
+def fuse_gradient_norms(program: Program, target: Target) -> Program:
+    """One equation for the weight gradients of images and their squared norms, where only these are needed and the GPU
+    has a kernel for them."""
+    fused: dict[Equation, Equation] = {}
+    for e in program.equations:
+        readers = program.readers.get(e.outputs[0], ())
+        if e.name.removesuffix(OF_POOLED) != "conv2d_weight_grad_by_image" or len(readers) != 1:
+            continue
+        (square,) = readers
+        total = None if e.outputs[0] in program.outputs else sum_of_squares(program, square)
+        if total is None:
+            continue
+        axes = tuple(range(1, len(e.outputs[0].type.shape)))
+        adds = replace(total, inputs=square.outputs, params={"axes": axes})
+        joined = fuse(e.name + WITH_NORMS, [*body_of(e).equations, square, adds], total.outputs, e.inputs)
+        if cuda_kernels(joined.name, target, *(v.type for v in joined.inputs), **joined.kernel_params):
+            fused[total] = joined
+    return remove_dead_code(replace(program, equations=tuple(fused.get(e, e) for e in program.equations)))
 
 
 WEIGHT_GRAD = "_weight_grad"
@@ -72,7 +102,7 @@ def fuse_recurrent_gradients(program: Program, target: Target) -> Program:
         totals = gradient.outputs[n + 1 : 2 * n + 1]
         reshapes = (e for e in program.equations if e.has(Trait.RESHAPE))
         views = [e for e in reshapes if program.before_reshapes(e.inputs[0]) is before]
-        sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums(e, (0,))}
+        sum_of = {total: e for total in totals for e in program.readers.get(total, ()) if _sums_rows(e)}
         unneeded = {before, *totals, *(e.outputs[0] for e in views)}
         readers = {e for v in unneeded for e in program.readers.get(v, ())}
         if readers != {product, *views, *sum_of.values()} or not unneeded.isdisjoint(program.outputs):
@@ -122,3 +152,7 @@ def _is_gradient(e: Equation, product: Equation, ds: Variable, before: Variable)
 
 def _is_weight_gradient(e: Equation) -> bool:
     return e.has(Trait.MATMUL) and bool(e.params.get("transpose_a")) and not e.params.get("transpose_b")
+
+
+def _sums_rows(e: Equation) -> bool:
+    return e.primitive.name == "sum" and tuple(e.params["axes"]) == (0,)

@@ -170,17 +170,19 @@ class DirectWeightGrad:
         read = 2 * p.kernel[0] * (p.kernel[1] + wide - 1)
         step = max((filters * ((p.taps + 1) * wide + 3) + read + 40) / SCHEDULERS, wide * (2 * filters + read / 2))
         steps = -(-self._warps * self.splits // self.target.multiprocessors) * -(-self._steps // self.splits)
-        return START + SECOND_PASS + max(steps * step, _array_bytes(p) / BYTES_PER_CYCLE)
+        second = SECOND_PASS if self.splits > 1 else 0
+        return START + second + max(steps * step, _array_bytes(p) / BYTES_PER_CYCLE)
 
     def supported(self) -> bool:
         few = self.problem.group_channels <= MAX_WEIGHT_GRAD_CHANNELS
         return few and _supported(self.problem, MAX_WEIGHT_GRAD_TAPS)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The sums of each split, and their sum."""
+        """The sums of each split and their sum; one launch if there is one split."""
         p, splits = self.problem, self.splits
         gradients = p.outputs[1] * (p.group_channels * p.taps + self.bias)
         own = {"FILTERS": self.filters, "WIDE_C": self._wide, "BIAS": int(self.bias), "WEIGHT_GRAD": 1}
+        own["SPLIT"] = int(splits > 1)
         file, types, macros = "conv/direct.cu", (p.dtype,), {**_macros(p), **own}
         multiply = CudaLaunch(
             file,
@@ -191,6 +193,8 @@ class DirectWeightGrad:
             threads=WEIGHT_GRAD_THREADS,
             definitions=macros,
         )
+        if splits == 1:
+            return [CudaKernel((multiply,))]
         add = CudaLaunch(
             file, "sum_weight_grad_direct", (splits,), types, elements=gradients * WARP, definitions=macros
         )

@@ -14,7 +14,7 @@ from typing import Any
 
 from adtrain.core.kernel import CudaKernel, CudaLaunch, MemoryLayout, Target, memory_layout
 from adtrain.lowering.cuda.conv.problem import Direction, PaddedIndex
-from adtrain.lowering.cuda.conv.rules import problem_of, ranked_algorithms
+from adtrain.lowering.cuda.conv.rules import conv2d_weight_grad_by_image, problem_of, ranked_algorithms
 from adtrain.lowering.cuda.conv.shifted import (
     BF16X3_TERMS,
     CHUNK_ELEMENTS,
@@ -222,3 +222,23 @@ def candidates(
 conv2d_max_pool2d, conv2d_input_grad_pooled, conv2d_weight_grad_pooled = (
     partial(candidates, direction) for direction in Direction
 )
+
+
+def conv2d_weight_grad_by_image_pooled(
+    target: Target, x: Any, g: Any, where: Any, windows: Any, shape: tuple[int, ...], **others: Any
+) -> Sequence[CudaKernel]:
+    """The kernel for the weight gradient of each image, if it is estimated no slower than the best dense one.
+
+    Args:
+        where: the positions of the pooled gradient `g`.
+        shape: of the gradient before pooling.
+    """
+    dense = g._replace(shape=shape)
+    index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, dense, **others))
+    if windows != WINDOWS or not index.supported(target):
+        return []
+    pooled = ShiftedWeightGrad(index, target, pooled=True, by_image=True).best()
+    best = conv2d_weight_grad_by_image(target, x, dense, **others)[0].cycles
+    if pooled is None or best is None or pooled.cycles > best:
+        return []
+    return [replace(each, cycles=pooled.cycles) for each in pooled.kernels()]

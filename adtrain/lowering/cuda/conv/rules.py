@@ -133,6 +133,8 @@ IMPLICIT_GEMMS = {
     Direction.INPUT_GRAD: input_grad,
     Direction.WEIGHT_GRAD: weight_grad,
 }
+NORMS_START, NORMS_ELEMENTS = 4000, 600
+"""Cycles of a launch that adds squares; elements that it reads per cycle."""
 MAX_SLOWDOWN = 2.0
 """An algorithm with more than this many times the cycles of implicit GEMM is not a candidate."""
 
@@ -209,10 +211,45 @@ def candidates(
 conv2d, conv2d_input_grad, conv2d_weight_grad = (partial(candidates, direction) for direction in Direction)
 
 
+def _one_image(x: Any, g: Any, window: Any) -> tuple[Any, Any, Any]:
+    """Images and gradients as one image, and its window."""
+    images, gradients = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
+    return images, gradients, window._replace(groups=window.groups * x.shape[0])
+
+
 def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:
-    """The kernels for one image, whose groups of channels are the images."""
-    one_x, one_g = (t._replace(shape=(1, t.shape[0] * t.shape[1], *t.shape[2:])) for t in (x, g))
-    return conv2d_weight_grad(target, one_x, one_g, window._replace(groups=window.groups * x.shape[0]), **others)
+    """The kernels for one image, whose groups of channels are the images; shifted implicit GEMM with a split for each
+    image."""
+    found = conv2d_weight_grad(target, *_one_image(x, g, window), **others)
+    index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, window, **others))
+    runs = index.supported(target) and not target.by_member
+    shifted = ShiftedWeightGrad(index, target, by_image=True).best() if runs else None
+    made = [] if shifted is None else [replace(each, cycles=shifted.cycles) for each in shifted.kernels()]
+    return sorted([*found, *made], key=lambda kernel: kernel.cycles or 0)
+
+
+def image_norms(
+    target: Target, x: Any, g: Any, *where: Any, axes: Sequence[int], windows: Any = None, **others: Any
+) -> Sequence[CudaKernel]:
+    """The kernels for the squared norms of the weight gradients of images, if these are estimated slower.
+
+    Args:
+        where: the positions of a pooled gradient `g`. Then `windows` are those of the pooling, and ``shape`` in
+            `others` is that of the gradient before it.
+    """
+    g = g._replace(shape=others.pop("shape", g.shape))
+    index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, **others))
+    if target.by_member or not index.supported(target):
+        return []
+    grad = ShiftedWeightGrad(index, target, pooled=bool(where), by_image=True, norms=True).best()
+    if grad is None:
+        return []
+    if not where:
+        elements = x.shape[0] * index.problem.weights
+        stored = conv2d_weight_grad_by_image(target, x, g, **others)[0].cycles or math.inf
+        if grad.cycles > stored + NORMS_START + elements / NORMS_ELEMENTS:
+            return []
+    return [replace(each, cycles=grad.cycles) for each in grad.kernels()]
 
 
 def conv2d_weight_grad_sum(
@@ -222,3 +259,10 @@ def conv2d_weight_grad_sum(
     problem = problem_of(Direction.WEIGHT_GRAD, x, g, window, size, precision)
     best = next(iter(ranked_algorithms(Direction.WEIGHT_GRAD, problem, target)), None)
     return DirectWeightGrad(problem, target, bias=True).kernels() if isinstance(best, DirectWeightGrad) else []
+
+
+def conv2d_weight_grad_by_image_sum(
+    target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
+) -> Sequence[CudaKernel]:
+    """Those of each image, as `conv2d_weight_grad_sum` of one."""
+    return conv2d_weight_grad_sum(target, *_one_image(x, g, window), size, precision, axes)

@@ -28,6 +28,9 @@ MULTIPLY_ADDS, SPARSE_MULTIPLY_ADDS = 1400, 1600
 """bfloat16 multiply-adds of a multiprocessor per cycle, measured: dense gradients; pooled ones, zeros included."""
 EPILOGUE_CYCLES, SECOND_PASS = 3500, 4000
 """Cycles of a block's epilogue; cycles of the sum over splits."""
+IMAGE_EPILOGUE_CYCLES = 35_000
+"""Cycles of a block's epilogue that writes the gradient of an image, measured: neighbours in memory are in several
+threads."""
 ONES_BYTES = 512
 """Bytes of shared memory for the ones that a bias gradient multiplies by."""
 SUM_SHARES, MIN_SHARE = (8, 4, 2, 1), 4
@@ -43,6 +46,8 @@ class ShiftedWeightGrad:
             gaps.
         pooled: whether the output gradient comes from a 2 x 2 max pooling.
         bias: whether the bias gradient is computed too; only for a pooled gradient.
+        by_image: whether the gradient of each image is computed, in place of their sum. A split is an image.
+        norms: whether only the squared norms of these are computed.
     """
 
     index: PaddedIndex
@@ -50,6 +55,8 @@ class ShiftedWeightGrad:
     image_stages: int = 0
     pooled: bool = False
     bias: bool = False
+    by_image: bool = False
+    norms: bool = False
 
     def _image_rows(self, positions: int) -> int:
         """Rows of the images in a stage."""
@@ -66,11 +73,13 @@ class ShiftedWeightGrad:
 
     @cached_property
     def stage(self) -> int:
-        """Positions of a stage; 0 if no choice fits into shared memory."""
+        """Positions of a stage; 0 if no choice fits into shared memory. Whole stages cover an image."""
+        _, _, rows, columns = self.index.problem.outputs
+        covered = (rows - 1) * self.index.pitch + columns if self.by_image else 0
         max_rows = LOADERS if self.pooled else math.inf  # a row for each thread
         capacity = self.target.shared - STATIC_SHARED
         fits = (n for n in STAGE_POSITIONS if self._shared(n) <= capacity and self._image_rows(n) <= max_rows)
-        return next(fits, 0)
+        return min(fits, key=lambda n: -(-covered // n) * n, default=0)
 
     @cached_property
     def blocks(self) -> int:
@@ -90,7 +99,8 @@ class ShiftedWeightGrad:
         """This gradient without gaps between stages, and with a stage at the start of each image."""
         _, _, rows, columns = self.index.problem.outputs
         gapless = replace(self, index=self._even_rows(self.index, columns // 2))
-        yield gapless
+        if not self.by_image:
+            yield gapless
         if self.stage:
             index, count = gapless.index.tiled_by_image(self.stage, rows // 2 * 2 if self.pooled else rows)
             yield replace(self, index=self._even_rows(index), image_stages=count)
@@ -103,12 +113,19 @@ class ShiftedWeightGrad:
         speed = SPARSE_MULTIPLY_ADDS if self.pooled else MULTIPLY_ADDS
         count = PRODUCTS[self.index.bf16_terms]
         products = FILTERS * CHANNELS * self.index.problem.taps * self.stage * count / speed
-        multiplied = waves * (EPILOGUE_CYCLES + -(-self.stages // splits) * products)
-        return START + multiplied + (SECOND_PASS if splits > 1 else 0)
+        epilogue = IMAGE_EPILOGUE_CYCLES if self.by_image and not self.norms else EPILOGUE_CYCLES
+        multiplied = waves * (epilogue + -(-self.stages // splits) * products)
+        return START + multiplied + (SECOND_PASS if self._in_scratch(splits) else 0)
+
+    def _in_scratch(self, splits: int) -> bool:
+        """Whether a second launch adds the sums of blocks."""
+        return self.blocks > 1 if self.norms else splits > 1 and not self.by_image
 
     @cached_property
     def splits(self) -> int:
         """Splits of the positions among blocks."""
+        if self.by_image:
+            return self.index.problem.images[0]
         return min(range(1, min(self.stages, 2 * self.target.multiprocessors) + 1), key=self._cycles)
 
     @property
@@ -122,7 +139,7 @@ class ShiftedWeightGrad:
         return fits and self.index.supported(self.target)
 
     def kernels(self) -> Sequence[CudaKernel]:
-        """The sums of each split, and their sum."""
+        """The sums of each split, and their sum unless they are the gradients of images."""
         return [self.split_into(self.splits)]
 
     def split_into(self, splits: int, of_fp16x2: MemoryLayout | None = None) -> CudaKernel:
@@ -133,7 +150,7 @@ class ShiftedWeightGrad:
                 has marked are computed.
         """
         problem = self.index.problem
-        in_scratch = splits > 1 or of_fp16x2 is not None or self.bias
+        in_scratch = self._in_scratch(splits) or of_fp16x2 is not None or self.bias
         shares = next(count for count in SUM_SHARES if splits >= MIN_SHARE * count or count == 1)
         macros = {
             **self.index.macros(),
@@ -144,6 +161,7 @@ class ShiftedWeightGrad:
             "FALLBACK": int(of_fp16x2 is not None),
             "BIAS": int(self.bias),
             "SUM_SHARES": shares,
+            **({"NORMS": 1} if self.norms else {}),
         }
         filters, shared = problem.outputs[1] if self.bias else 0, self._shared(self.stage)
         scratch = self.scratch(splits) if of_fp16x2 is None else of_fp16x2
@@ -163,7 +181,8 @@ class ShiftedWeightGrad:
         )
         if not in_scratch:
             return CudaKernel((multiply,))
-        blocks = -(-(problem.weights + filters) * shares // SUM_THREADS)
+        sums = splits if self.norms else (problem.weights + filters) * shares
+        blocks = -(-sums // SUM_THREADS)
         add = replace(multiply, name="sum_weight_grad_splits", blocks=blocks, threads=SUM_THREADS, shared=0)
         add = replace(add, layouts=(shared, scratch))
         return CudaKernel((multiply, add), scratch)
@@ -173,8 +192,9 @@ class ShiftedWeightGrad:
         filters = self.index.problem.outputs[1] if self.bias else 0
         marks = 0 if packed is None else self.blocks * self.index.problem.kernel[0]
         (count,) = lengths(splits=splits)
+        of_split = self.blocks if self.norms else self.index.problem.weights + BF16X3_TERMS * filters
         arrays: Arrays = {
-            "SUMS": (4, (count * (self.index.problem.weights + BF16X3_TERMS * filters)).rounded_up(ALIGNED)),
+            "SUMS": (4, (count * of_split).rounded_up(ALIGNED)),
             "FALLS_BACK": (4, (count * marks).rounded_up(ALIGNED)),
             "PACKED": (1, packed or 0),
         }
