@@ -62,14 +62,12 @@ def _layer(layer: nn.Module, path: str) -> Apply:
                 return F.batch_norm(x, a[mean], a[var], factor, summand, True, layer.momentum, layer.eps)
 
             return normalized
-        case nn.RMSNorm():
+        case nn.RMSNorm() | nn.LayerNorm():
             given = layer.normalized_shape
             last = len(given) if isinstance(given, tuple) else 1
-            return lambda a, x: F.rms_norm(x, x.shape[-last:], a.get(weight), layer.eps)
-        case nn.LayerNorm():
-            sizes = layer.normalized_shape
-            axes = len(sizes) if isinstance(sizes, tuple) else 1
-            return lambda a, x: F.layer_norm(x, x.shape[-axes:], a.get(weight), a.get(bias), layer.eps)
+            if isinstance(layer, nn.RMSNorm):
+                return lambda a, x: F.rms_norm(x, x.shape[-last:], a.get(weight), layer.eps)
+            return lambda a, x: F.layer_norm(x, x.shape[-last:], a.get(weight), a.get(bias), layer.eps)
         case nn.GroupNorm():
             return lambda a, x: F.group_norm(x, layer.num_groups, a.get(weight), a.get(bias), layer.eps)
         case nn.InstanceNorm2d():
