@@ -22,7 +22,7 @@ from adtrain.core import timeline
 from adtrain.report.pages import is_logarithmic
 from adtrain.sweeps import wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.session import SweepInterrupted, SweepRun, Watch, prepared
+from adtrain.sweeps.session import SweepInterrupted, SweepRun, prepared
 
 SWEEP = """
 sweep:
@@ -182,7 +182,7 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
     session = prepared(config.load(cfg, ["data.batch_size=8"]), "cpu")
     folder = SweepFolder.create(session.config, session.options(False, None), Path("s"), session.digests)
     with pytest.raises(SweepInterrupted):
-        SweepRun(session, folder, session.plans(), Watch(stop=after(2))).run()
+        SweepRun(session, folder, session.plans(), stop=after(2)).run()
     labels = cfg.parent / "data" / "t10k-labels-idx1-ubyte"
     content = labels.read_bytes()
     labels.write_bytes(content[:8] + content[8:][::-1])
