@@ -150,14 +150,14 @@ from adtrain.cli.main import main
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.training.progress import METRICS
 
-append = SweepFolder.append
+append = SweepFolder.append_metrics
 
-def append_or_die(self, line):
-    append(self, line)
+def append_or_die(self, line, durable):
+    append(self, line, durable)
     if (self.path / METRICS).stat().st_size > 4_000:
         os.kill(os.getpid(), signal.SIGKILL)
 
-SweepFolder.append = append_or_die
+SweepFolder.append_metrics = append_or_die
 main()
 """
 """A command that kills itself in its sweep."""

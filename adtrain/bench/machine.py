@@ -51,14 +51,15 @@ BUSY = 0.2
 
 
 def describe_cpu() -> dict[str, Any]:
-    """Name, cores, memory and libraries of the CPU; None where unknown."""
+    """Name, cores, memory and libraries of the CPU; None where unknown. The BLAS is that which NumPy was built with."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "name": backend("cpu").device_name(),
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "memory_bytes": machine_memory(),
         "compiler": backend("cpu").compiler_name(),
-        "blas": blas_name(),
+        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         "blas_threads": blas_threads(),
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -96,12 +97,6 @@ def processor_ticks(text: str) -> tuple[int, int]:
 def is_busy(load: float | None, cores: int | None) -> bool:
     """Whether `load` busy cores of `cores` are too many for measurements; False where either is unknown."""
     return load is not None and cores is not None and load > BUSY * cores
-
-
-def blas_name() -> str:
-    """Name and version of the BLAS that NumPy was built with."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def blas_threads() -> int | None:

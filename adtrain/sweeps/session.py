@@ -421,7 +421,9 @@ class SweepRun:
     def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
         """Train a group to the end of a rung; False if `stop` returned True first."""
         last = min(end, group.experiment.epochs)
-        for wave, chosen in enumerate(self._in_waves(group, members)):
+        size = _even(len(members), self.waves[group.number]) if members else 1
+        for wave, first in enumerate(range(0, len(members), size)):
+            chosen = members[first : first + size]
             numbers = tuple(member.number for member in chosen)
             start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
@@ -435,10 +437,6 @@ class SweepRun:
             if not (yield from self._train_wave(rung, last, group, wave, chosen, start)):
                 return False
         return True
-
-    def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
-        size = _even(len(members), self.waves[group.number]) if members else 1
-        return [members[first : first + size] for first in range(0, len(members), size)]
 
     def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
         """The states of these members after a rung, from the files of its waves."""
@@ -492,7 +490,7 @@ class SweepRun:
             line = EpochLine(rung, group.number, scores.epoch, scores.seconds, added, scores.members)
             # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
             # without its line would leave a gap in the metrics.
-            self.folder.append(line)
+            self.folder.append_metrics(line, durable=True)
             if training.epochs == last or perf_counter() - saved >= SAVE_SECONDS:
                 save()
                 saved = perf_counter()

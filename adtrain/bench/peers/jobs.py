@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 
 from adtrain import config, data, nn, ops, optim, training
-from adtrain.bench.op_table import OpCase, cases
+from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.systems import ADTRAIN, Unsupported, Work, made
 from adtrain.config import Config
 from adtrain.core import tree
@@ -382,11 +382,6 @@ class OpRunner(NamedTuple):
 
     run: Callable[[int], float]
     results: Callable[..., list[np.ndarray]]
-
-
-def case_of(name: str, device: str) -> OpCase:
-    """The case of that name."""
-    return next(case for case in cases(device) if case.name == name)
 
 
 def operation_error(case: OpCase, phase: str, runner: OpRunner) -> float:

@@ -81,7 +81,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         case nn.ClassToken():
             return lambda a, x: torch.cat([a[weight].expand(len(x), 1, -1), x], 1)
         case nn.Patches():
-            return lambda a, x: _patches(layer, x)
+            size = pair(layer.patch_size)
+            return lambda a, x: F.unfold(x, size, stride=size).transpose(1, 2)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
         case nn.GELU():
@@ -137,13 +138,6 @@ def _rotated(x: Any, base: float) -> Any:
     angles = torch.outer(positions, base ** (-pairs / (n // 2))).repeat(1, 2)
     first, second = x.chunk(2, -1)
     return x * angles.cos().to(x.dtype) + torch.cat([-second, first], -1) * angles.sin().to(x.dtype)
-
-
-def _patches(layer: nn.Patches, x: Any) -> Any:
-    import torch
-
-    size = pair(layer.patch_size)
-    return torch.nn.functional.unfold(x, size, stride=size).transpose(1, 2)
 
 
 def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:
