@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from training_runs import load
@@ -11,7 +12,7 @@ from training_runs import load
 from adtrain.core import tree
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
-from adtrain.sweeps.session import Session, SweepRun, Watch, prepared
+from adtrain.sweeps.session import Session, SweepRun, prepared
 from adtrain.sweeps.wave import WaveState, WaveTraining, run_to_end
 
 LAYERS = "[linear: 8, batch_norm1d, relu, dropout: 0.1, linear: 3]"
@@ -41,19 +42,16 @@ def bytes_of(state: WaveState, member: int) -> bytes:
     return b"".join(np.asarray(x)[row].tobytes() for x in tree.leaves(state.state))
 
 
-QUIET = Watch()
-
-
 def run(
-    found: Session, path: Path, at_once: int | None = None, halving: bool = False, watch: Watch = QUIET
+    found: Session, path: Path, at_once: int | None = None, halving: bool = False, **followers: Callable[..., Any]
 ) -> SweepRun:
-    """A sweep that is not trained yet, into a new folder or that of a stopped one."""
+    """A sweep that is not trained yet, into a new folder or that of a stopped one; `followers` are those of the run."""
     new = not (path / "sweep.yaml").exists()
     if new:
         folder = SweepFolder.create(found.config, found.options(halving, None), path, found.digests)
     else:
         folder = SweepFolder.open(path)
-    return SweepRun(found, folder, found.plans(at_once), watch)
+    return SweepRun(found, folder, found.plans(at_once), **followers)
 
 
 def after(calls: int) -> Callable[[], bool]:

@@ -16,7 +16,7 @@ def test_efficiency_and_hidden_exchanges(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def run(request: Request, ranks: int, threads: int) -> Measured:
         step = request.batch_size / ranks + (30 if ranks > 1 else 0)
-        return Measured(ranks, request.batch_size, (100.0 if request.exchange_bytes else step,), 4000, "cpu")
+        return Measured((100.0 if request.exchange_bytes else step,), 4000, "cpu")
 
     monkeypatch.setattr(scaling, "run", run)
     found = scaling.scaling("mlp", [], "cpu", 120, [1, 2])
@@ -50,7 +50,7 @@ def test_the_page_draws_the_points_and_marks_the_model_as_arithmetic(monkeypatch
     times = {1: 100.0, 2: 110.0}
 
     def run(request: Request, ranks: int, threads: int) -> Measured:
-        return Measured(ranks, request.batch_size, (20.0 if request.exchange_bytes else times[ranks],), 2_000_000, "H")
+        return Measured((20.0 if request.exchange_bytes else times[ranks],), 2_000_000, "H")
 
     monkeypatch.setattr(scaling, "run", run)
     monkeypatch.setattr(scaling, "find_spec", lambda package: object())  # as if PyTorch were installed

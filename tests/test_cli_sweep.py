@@ -22,7 +22,7 @@ from adtrain.core import timeline
 from adtrain.report.pages import is_logarithmic
 from adtrain.sweeps import wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.session import SweepInterrupted, SweepRun, Watch, prepared
+from adtrain.sweeps.session import SweepInterrupted, SweepRun, prepared
 
 SWEEP = """
 sweep:
@@ -150,14 +150,14 @@ from adtrain.cli.main import main
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.training.progress import METRICS
 
-append = SweepFolder.append
+append = SweepFolder.append_metrics
 
-def append_or_die(self, line):
-    append(self, line)
+def append_or_die(self, line, durable):
+    append(self, line, durable)
     if (self.path / METRICS).stat().st_size > 4_000:
         os.kill(os.getpid(), signal.SIGKILL)
 
-SweepFolder.append = append_or_die
+SweepFolder.append_metrics = append_or_die
 main()
 """
 """A command that kills itself in its sweep."""
@@ -182,7 +182,7 @@ def test_a_sweep_on_changed_data_is_refused_without_override(cfg: Path, monkeypa
     session = prepared(config.load(cfg, ["data.batch_size=8"]), "cpu")
     folder = SweepFolder.create(session.config, session.options(False, None), Path("s"), session.digests)
     with pytest.raises(SweepInterrupted):
-        SweepRun(session, folder, session.plans(), Watch(stop=after(2))).run()
+        SweepRun(session, folder, session.plans(), stop=after(2)).run()
     labels = cfg.parent / "data" / "t10k-labels-idx1-ubyte"
     content = labels.read_bytes()
     labels.write_bytes(content[:8] + content[8:][::-1])

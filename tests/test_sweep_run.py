@@ -19,7 +19,7 @@ from adtrain.core.errors import AdtrainError
 from adtrain.sweeps import finished, records, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import Criterion, MemberEpoch, OnTest, SweepResults
-from adtrain.sweeps.session import MAX_WAVE, SweepInterrupted, Watch, halving_epochs
+from adtrain.sweeps.session import MAX_WAVE, SweepInterrupted, halving_epochs
 from adtrain.training import model_file
 from adtrain.training.evaluation import predictions
 from adtrain.training.scores import ClassScore, MultilabelScore, RegressionScore
@@ -78,7 +78,7 @@ def test_a_sweep_stopped_at_any_call_and_resumed_has_the_same_bytes(
     found = session(tmp_path, SWEEP, *SETTINGS)
     for calls in (1, 4, 7):
         with pytest.raises(SweepInterrupted):
-            run(found, tmp_path / "s", halving=True, watch=Watch(stop=after(calls))).run()
+            run(found, tmp_path / "s", halving=True, stop=after(calls)).run()
     results = run(found, tmp_path / "s", halving=True).run()
     assert results.members == expected.members
     assert files(tmp_path / "s") == files(path)
@@ -122,7 +122,7 @@ def test_groups_side_by_side_stopped_at_any_call_and_resumed_have_the_same_bytes
         CpuBackend, "side_by_side", lambda self, count: nullcontext([partial(stream, i) for i in range(count)])
     )
     for calls in (5, 8, None):
-        trained = run(found, tmp_path / "s", halving=True, watch=Watch(after(calls or 10**6), messages.append))
+        trained = run(found, tmp_path / "s", halving=True, stop=after(calls or 10**6), line=messages.append)
         trained.together = [list(found.groups)]
         if calls:
             with pytest.raises(SweepInterrupted):

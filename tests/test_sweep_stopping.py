@@ -19,7 +19,7 @@ from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
 from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepResults
-from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, Watch, reopened
+from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, reopened
 from adtrain.training import model_file, read_metrics
 from adtrain.training.evaluation import predictions
 from adtrain.training.progress import Epoch
@@ -144,7 +144,7 @@ def test_a_sweep_with_early_stopping_that_is_stopped_at_any_call_and_resumed_has
     folder, expected = whole
     for calls in (1, 12, 20):
         with pytest.raises(SweepInterrupted):
-            run(found, tmp_path / "s", at_once=4, watch=Watch(stop=after(calls))).run()
+            run(found, tmp_path / "s", at_once=4, stop=after(calls)).run()
     results = run(found, tmp_path / "s", at_once=8).run()
     assert results.members == expected.members
     (file,), (again,) = (list(x.glob("*.safetensors")) for x in (folder.states.folder, tmp_path / "s/states"))

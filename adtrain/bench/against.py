@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from adtrain import config, training
 from adtrain.bench import page
-from adtrain.bench.machine import Protocol, observed_load, thread_count
+from adtrain.bench.machine import Progress, Protocol, observed_load, thread_count
 from adtrain.bench.op_table import OpCase
 from adtrain.bench.page import Scale
 from adtrain.bench.peers import comparison
-from adtrain.bench.peers.comparison import Progress, Systems
+from adtrain.bench.peers.comparison import Systems
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, precision_of, started
 from adtrain.bench.result import NamedTime, TimedResult, named
 from adtrain.bench.sampling import Time
@@ -249,7 +249,7 @@ def of_configs(
     progress: Progress,
     members: int | None = None,
 ) -> Against:
-    """The result for the training step of each config; `progress` is called with lines for the user.
+    """The result for the training step of each config.
 
     Args:
         members: the number of networks that are trained together; None: one network.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -15,7 +15,7 @@ from adtrain.backends.cuda.lower import fastest
 from adtrain.backends.cuda.tuner.autotune import Mode, Tuner, tuning_problems
 from adtrain.backends.cuda.tuner.measure import described, distinct
 from adtrain.bench import page
-from adtrain.bench.machine import observed_load, protocol
+from adtrain.bench.machine import Progress, observed_load, protocol
 from adtrain.bench.op_table import TimedOp
 from adtrain.bench.ops import phases, sample
 from adtrain.bench.result import NamedTime, TimedResult
@@ -91,12 +91,11 @@ class Candidates(TimedResult):
         return View("Kernel candidates", [Section(each.name, [each.table()]) for each in self.candidates])
 
 
-def result(benches: Sequence[TimedOp], sizes: Sequence[int] | None, progress: Callable[[str], object]) -> Candidates:
+def result(benches: Sequence[TimedOp], sizes: Sequence[int] | None, progress: Progress) -> Candidates:
     """For each distinct problem of the benches its candidates, the fastest first.
 
     Args:
         sizes: of the arrays, by default each bench's own.
-        progress: called with a line for the user.
 
     Raises:
         AdtrainError: every problem has a single kernel.
@@ -143,10 +142,6 @@ class Shape:
     gbytes_per_s: float
     rule: bool
 
-    @property
-    def mark(self) -> str:
-        return "rule" if self.rule else ""
-
 
 MAX_SHAPES = 12
 SHAPES: tuple[Column[Shape], ...] = (
@@ -154,7 +149,7 @@ SHAPES: tuple[Column[Shape], ...] = (
     Column("blocks", lambda row: row.blocks),
     Column("us", lambda row: row.time.median_ms * 1e3, CellFormat("{:.2f}".format)),
     Column("GB/s", lambda row: row.gbytes_per_s, RATE),
-    Column("", lambda row: row.mark, TEXT),
+    Column("", lambda row: "rule" if row.rule else "", TEXT),
 )
 
 

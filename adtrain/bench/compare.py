@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -184,11 +183,13 @@ def result(before: str, after: str) -> Compare:
         verdict: sorted((x for x in parts if x.verdict == verdict), key=lambda x: -x.factor)
         for verdict in ("slower", "faster", "same")
     }
+    then, now = _conditions(old), _conditions(new)
+    conditions = {key: (then.get(key), now.get(key)) for key in dict.fromkeys([*then, *now])}
     return Compare(
         before=before,
         after=after,
         noise=[f"{path}: {reason}" for path, found in ((before, old), (after, new)) for reason in _noise(found)],
-        protocol=_differing(_conditions(old), _conditions(new)),
+        protocol={key: pair for key, pair in conditions.items() if pair[0] != pair[1]},
         steps=[change for time, change in changes if time.whole],
         slower=listed["slower"],
         faster=listed["faster"],
@@ -251,8 +252,3 @@ def _conditions(result: TimedResult) -> dict[str, Any]:
     found = {key: getattr(result, key) for key in ("config", "precision", "batch_size") if hasattr(result, key)}
     found |= {key: value for key, value in plain(result.protocol, sparse=True).items() if key not in MEASURED}
     return {dotted(path): value for path, value in records.leaves(found)}
-
-
-def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    pairs = {key: (before.get(key), after.get(key)) for key in dict.fromkeys([*before, *after])}
-    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from adtrain import config, training
 from adtrain.backends.cpu import naive
 from adtrain.bench import candidates, page
-from adtrain.bench.machine import Protocol, observed_load, protocol
+from adtrain.bench.machine import Progress, Protocol, observed_load, protocol
 from adtrain.bench.op_table import Naive, TimedOp
 from adtrain.bench.page import Line, Scale
 from adtrain.bench.peers.numpy_system import naive_step
@@ -370,9 +370,8 @@ def compared(times: Mapping[str, Timing], first: str) -> Mapping[str, Any]:
     speedups = {}
     for label, timing in times.items():
         if label != first:
-            found = ratio(times[first], timing)
-            low, high = found.interval_ms
-            speedups[label] = Ratio(found.median_ms, low, high)
+            found = ratio(times[first], timing).record()
+            speedups[label] = Ratio(found.median_ms, found.low_ms, found.high_ms)
     return {"times": {label: timing.record() for label, timing in times.items()}, "speedups": speedups}
 
 
@@ -505,11 +504,9 @@ def _timed_step(experiment: training.Experiment, device: str) -> Callable[[], Ma
 BASE_CONFIG = "mlp"
 """The packaged config whose layers are replaced to vary width and depth."""
 
-Progress = Callable[[str], object]
-
 
 def of_configs(names: Sequence[str], overrides: Sequence[str], devices: Sequence[str], progress: Progress) -> Devices:
-    """The result for configs; `progress` is called with lines for the user.
+    """The result for configs.
 
     Raises:
         ConfigError, DataError: a config is wrong. All are checked before the first is measured.
@@ -528,16 +525,14 @@ def of_configs(names: Sequence[str], overrides: Sequence[str], devices: Sequence
 def of_operations(ops: Sequence[TimedOp], whole: bool, devices: Sequence[str], progress: Progress) -> Devices:
     """The result for operations; if `whole`, also for networks of varying width and depth, and for
     launch shapes of a GPU."""
-    rows, load = [], observed_load(progress)
+    rows, load, labels = [], observed_load(progress), dict(zip(devices, devices, strict=True))
     for op in ops:
         progress(f"bench: {op.op} at {len(_naive(op).sizes)} sizes")
-        rows.append(measured(op, dict(zip(devices, devices, strict=True))))
+        rows.append(measured(op, labels))
     found: dict[str, Any] = {}
     if whole:
         progress("bench: networks that grow")
-        found["growing"] = [
-            over(BASE_CONFIG, dict(zip(devices, devices, strict=True))) for over in (over_widths, over_depths)
-        ]
+        found["growing"] = [over(BASE_CONFIG, labels) for over in (over_widths, over_depths)]
         if "gpu" in devices:
             progress("bench: launch shapes")
             found["launch"] = candidates.launch_shapes()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -36,6 +36,9 @@ from adtrain.ops.matmul import matmul_p
 from adtrain.option_types import Size
 from adtrain.text import invocation
 
+Progress: TypeAlias = Callable[[str], object]
+"""Gets lines for the user."""
+
 WINDOW_S = 0.25
 """How long the load is observed; the counters advance in steps of 10 ms."""
 
@@ -48,14 +51,15 @@ BUSY = 0.2
 
 
 def describe_cpu() -> dict[str, Any]:
-    """Name, cores, memory and libraries of the CPU; None where unknown."""
+    """Name, cores, memory and libraries of the CPU; None where unknown. The BLAS is that which NumPy was built with."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return {
         "name": backend("cpu").device_name(),
         "cores": os.cpu_count(),
         "usable_cores": usable_cores(),
         "memory_bytes": machine_memory(),
         "compiler": backend("cpu").compiler_name(),
-        "blas": blas_name(),
+        "blas": f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip(),
         "blas_threads": blas_threads(),
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -93,12 +97,6 @@ def processor_ticks(text: str) -> tuple[int, int]:
 def is_busy(load: float | None, cores: int | None) -> bool:
     """Whether `load` busy cores of `cores` are too many for measurements; False where either is unknown."""
     return load is not None and cores is not None and load > BUSY * cores
-
-
-def blas_name() -> str:
-    """Name and version of the BLAS that NumPy was built with."""
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}".strip()
 
 
 def blas_threads() -> int | None:
@@ -160,7 +158,7 @@ def measured_roofline(device: str) -> Roofline:
     return found
 
 
-def known_or_measured(device: str, progress: Callable[[str], object]) -> Roofline:
+def known_or_measured(device: str, progress: Progress) -> Roofline:
     """The stored roofline. If there is none, measure it, with a line to `progress`."""
     found = known_roofline(device)
     if found is None:
@@ -258,6 +256,7 @@ class Protocol:
         environment: variables that set numbers of threads.
         clock: which clock timed operations, and which steps.
         samples: the fewest and the most of a time.
+        driver, clock_mhz, memory_clock_mhz: of a GPU; the clocks are the highest ones.
         overhead_ms: the time of an empty run.
         devices: of a comparison of devices, their names.
         naive: of a comparison of devices, how naive loops are compiled.
@@ -302,7 +301,7 @@ class Protocol:
         return self.roofline
 
 
-def observed_load(progress: Callable[[str], object]) -> float | None:
+def observed_load(progress: Progress) -> float | None:
     """The number of cores that other work keeps busy, None if unknown; `progress` gets a line if there are many."""
     load, cores = busy_cores(), usable_cores()
     if is_busy(load, cores):
@@ -321,6 +320,8 @@ def protocol(
         min_sample_ms: the minimum duration of a sample.
     """
     cpu, peak, made = describe_cpu(), peak or known_roofline(device), invocation()
+    gpu: dict[str, Any] = {} if device == "cpu" else cast(Any, backend(device)).properties()
+    clocks = gpu["devices"][0] if gpu else {}
     return Protocol(
         date=made.date,
         command=made.command,
@@ -334,7 +335,9 @@ def protocol(
         environment={name: x for name, x in sorted(os.environ.items()) if name.startswith(THREADING)},
         blas=cpu["blas"],
         blas_threads=cpu["blas_threads"],
-        **_clocks(device),
+        driver=gpu.get("driver"),
+        clock_mhz=clocks.get("clock_mhz"),
+        memory_clock_mhz=clocks.get("memory_clock_mhz"),
         versions={"adtrain": adtrain.__version__, "python": cpu["python"], "numpy": cpu["numpy"]},
         clock={
             "operations": "the device's own: CUDA events" if device == "gpu" else "read by the compiled program",
@@ -343,7 +346,7 @@ def protocol(
         confidence=sampling.CONFIDENCE,
         samples=(sampling.MIN_SAMPLES, sampling.MAX_SAMPLES),
         min_sample_ms=min_sample_ms,
-        overhead_ms=sampling.overhead_ms(),
+        overhead_ms=measure(lambda: None).median_ms,
         roofline=peak,
     )
 
@@ -361,13 +364,3 @@ def commit() -> str | None:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-
-
-def _clocks(device: str) -> dict[str, Any]:
-    """The GPU's driver and maximum clocks in MHz; None for a CPU."""
-    if device == "cpu":
-        return {"driver": None, "clock_mhz": None, "memory_clock_mhz": None}
-    gpu: Any = backend(device)
-    about = gpu.properties()
-    first = about["devices"][0]
-    return {"driver": about["driver"], "clock_mhz": first["clock_mhz"], "memory_clock_mhz": first["memory_clock_mhz"]}

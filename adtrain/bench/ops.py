@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 
 from adtrain.bench import page
-from adtrain.bench.machine import Rates, Roofline, known_or_measured, observed_load, protocol, rates
+from adtrain.bench.machine import Progress, Rates, Roofline, known_or_measured, observed_load, protocol, rates
 from adtrain.bench.op_table import ELEMENTS, TimedOp
 from adtrain.bench.page import Dot, Line
 from adtrain.bench.result import NamedTime, TimedResult, named
@@ -163,7 +163,7 @@ def result(
     dtype: str,
     device: str,
     strict: bool,
-    progress: Callable[[str], object],
+    progress: Progress,
     track: Callable[[Sequence[tuple[TimedOp, int]]], Iterable[tuple[TimedOp, int]]],
 ) -> Ops:
     """The result of `adtrain bench ops`.
@@ -171,7 +171,6 @@ def result(
     Args:
         sizes: of the arrays, by default each bench's own.
         strict: whether it is an error if an operation does not take `dtype`; otherwise the operation is left out.
-        progress: called with lines for the user.
         track: wraps the problems in a progress bar.
 
     Raises:

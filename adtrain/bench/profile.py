@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from numpy.lib import tracemalloc_domain
 
 from adtrain.bench import sampling
-from adtrain.bench.sampling import Clock, Timing, rate
+from adtrain.bench.sampling import Clock, Timing, rate, sample_seconds
 from adtrain.core.backend import backend
 from adtrain.core.primitive import Cost
 from adtrain.core.program import Program, costs, label
@@ -102,7 +102,6 @@ MAX_REPEATS = 100
 def profile_steps(
     run_steps: Callable[[int], object],
     steps: int,
-    warmup: int = 2,
     clock: Clock = perf_counter,
     device: str = "cpu",
     typical: Callable[[Iterable[float]], float] = median,
@@ -113,28 +112,21 @@ def profile_steps(
 
     Args:
         run_steps: called with n, it runs n steps; all must run the same primitives on the same shapes.
-        warmup: number of steps before the first sample.
         device: where the steps run.
         typical: from the times of an operation in the samples to the one of its row. The minimum is that of the steps
             which other programs disturb least.
 
     Raises:
-        ValueError: `steps` is less than 1, or two steps ran different primitives.
+        ValueError: two steps ran different primitives.
     """
-    if steps < 1:
-        raise ValueError(f"profile_steps: steps is {steps}, expected at least 1")
     finish = backend(device).synchronize
-    for _ in range(warmup):
-        run_steps(1)
-        finish()
+    for _ in range(sampling.WARMUP_RUNS):
+        sample_seconds(run_steps, finish, 1, clock)
     repeats, _ = sampling.sample_length(run_steps, finish, clock, sampling.MIN_SAMPLE_MS, MAX_REPEATS)
     timers: list[OpTimer] = []
 
     def whole() -> float:
-        start = clock()
-        run_steps(repeats)
-        finish()
-        return (clock() - start) * 1e3 / repeats
+        return sample_seconds(run_steps, finish, repeats, clock) * 1e3 / repeats
 
     def by_operation() -> float:
         timers.append(timed_step(run_steps, clock))
@@ -144,28 +136,22 @@ def profile_steps(
 
     samples = sampling.in_turns({"whole": whole, "by operation": by_operation}, steps)
     totals = timers[0].totals
-    ms = {key: typical(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
-    total = sum(ms.values())
-    return OpsProfile(
-        [_row(key, totals[key], ms[key], total) for key in totals],
-        Timing(samples["whole"], repeats),
-    )
-
-
-def _row(key: Key, totals: Totals, ms: float, total: float) -> OperationTime:
-    op, scope, phase = key
-    return OperationTime(
-        op=op,
-        scope=scope,
-        phase=phase,
-        calls=totals.calls,
-        ms=ms,
-        share=ms / total if total > 0 else 0.0,
-        flops=totals.flops,
-        bytes=totals.bytes,
-        gflops_per_s=rate(totals.flops, ms),
-        gbytes_per_s=rate(totals.bytes, ms),
-    )
+    times = {key: typical(timer.seconds[key] for timer in timers) * 1e3 for key in totals}
+    total = sum(times.values())
+    rows = [
+        OperationTime(
+            *key,
+            calls=totals[key].calls,
+            ms=ms,
+            share=ms / total if total > 0 else 0.0,
+            flops=totals[key].flops,
+            bytes=totals[key].bytes,
+            gflops_per_s=rate(totals[key].flops, ms),
+            gbytes_per_s=rate(totals[key].bytes, ms),
+        )
+        for key, ms in times.items()
+    ]
+    return OpsProfile(rows, Timing(samples["whole"], repeats))
 
 
 HOST, DEVICE = 1, 2
@@ -210,11 +196,7 @@ class _Recorder(Hook):
 
 
 def trace_step(
-    pid: int,
-    mode: str,
-    run_steps: Callable[[int], object],
-    kernels: Mapping[Key, Sequence[str]],
-    device: str = "cpu",
+    pid: int, mode: str, run_steps: Callable[[int], object], kernels: Mapping[Key, Sequence[str]], device: str = "cpu"
 ) -> list[dict[str, Any]]:
     """Run one step and return its events. Run a step before, so that nothing is compiled in this one.
 

@@ -16,9 +16,9 @@ from statistics import mean, median, stdev
 import numpy as np
 
 from adtrain import config, training
-from adtrain.bench.machine import observed_load, thread_count
+from adtrain.bench.machine import Progress, observed_load, thread_count
 from adtrain.bench.peers import comparison
-from adtrain.bench.peers.comparison import Progress, conditions
+from adtrain.bench.peers.comparison import conditions
 from adtrain.bench.peers.jobs import Checked
 from adtrain.bench.peers.systems import ADTRAIN, Choice, WorkerProcess, started
 from adtrain.bench.result import NamedTime, TimedResult, of_samples

@@ -45,8 +45,9 @@ class Time:
     """A `Timing` in a result.
 
     Attributes:
-        low_ms, high_ms: the confidence interval of the median.
+        low_ms, high_ms: the 95% confidence interval of the median.
         outliers: samples that are far from the others; they count in the median.
+        noisy: whether the interval is wider than NOISY of the median.
     """
 
     median_ms: Milliseconds
@@ -69,37 +70,14 @@ class Timing:
 
     @property
     def median_ms(self) -> float:
-        return self._percentile(50)
-
-    @property
-    def p20_ms(self) -> float:
-        return self._percentile(20)
-
-    @property
-    def p80_ms(self) -> float:
-        return self._percentile(80)
-
-    @property
-    def interval_ms(self) -> tuple[float, float]:
-        """The 95% confidence interval of the median. Raises ValueError for fewer than 6 samples."""
-        return median_interval(self.ms)
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the interval is wider than NOISY of the median."""
-        low, high = self.interval_ms
-        return high - low > NOISY * self.median_ms
+        return percentiles(self.ms, [50])[0]
 
     def record(self) -> Time:
         """The time in a result. Raises ValueError for fewer than 6 samples."""
-        low, high = self.interval_ms
-        return Time(
-            self.median_ms, low, high, self.p20_ms, self.p80_ms, len(self.ms), self.repeats, list(outliers(self.ms)),
-            self.noisy,
-        )  # fmt: skip
-
-    def _percentile(self, percent: float) -> float:
-        return percentiles(self.ms, [percent])[0]
+        low, high = median_interval(self.ms)
+        p20, median, p80 = percentiles(self.ms, [20, 50, 80])
+        noisy = high - low > NOISY * median
+        return Time(median, low, high, p20, p80, len(self.ms), self.repeats, list(outliers(self.ms)), noisy)
 
 
 def measure(work: Callable[[], object], finish: Callable[[], object] = int, clock: Clock = perf_counter) -> Timing:
@@ -131,7 +109,7 @@ def alternate(
 
     Each round takes one sample of each workload and begins with another one. Each sample follows a warm-up of a quarter
     as many runs, because the caches hold the other workloads' data. A sample has as many runs as `min_sample_ms` needs.
-    Its time includes freeing what the workload allocates, and the loop around it (see `overhead_ms`). The garbage
+    Its time includes freeing what the workload allocates, and the loop around it (`Protocol.overhead_ms`). The garbage
     collector is off.
 
     Args:
@@ -148,7 +126,7 @@ def alternate(
         repeats, seconds = {}, {}
         for name in names:
             for _ in range(WARMUP_RUNS):
-                if _sample(workloads[name], finish, 1, clock) >= LONG_S:
+                if sample_seconds(workloads[name], finish, 1, clock) >= LONG_S:
                     break
             repeats[name], seconds[name] = sample_length(workloads[name], finish, clock, least_ms)
         round_ms = sum(seconds.values()) * 1e3
@@ -159,8 +137,8 @@ def alternate(
             if len(names) > 1:
                 sleep(pause_s)
                 if seconds[name] < LONG_S:
-                    _sample(workloads[name], finish, -(-repeats[name] // 4), clock)
-            elapsed = _sample(workloads[name], finish, repeats[name], clock)
+                    sample_seconds(workloads[name], finish, -(-repeats[name] // 4), clock)
+            elapsed = sample_seconds(workloads[name], finish, repeats[name], clock)
             sampled(name)
             return elapsed * 1e3 / repeats[name]
 
@@ -196,11 +174,6 @@ def ratio(one: Timing, other: Timing) -> Timing:
     return Timing([a / b for a, b in zip(one.ms, other.ms, strict=True)])
 
 
-def overhead_ms(clock: Clock = perf_counter) -> float:
-    """Milliseconds that measuring adds to each run: the time of an empty function."""
-    return measure(lambda: None, clock=clock).median_ms
-
-
 def rate(amount: float, ms: float) -> float | None:
     """Billions a second; None where the clock saw no time pass."""
     return amount / ms * 1e-6 if ms > 0 else None
@@ -211,13 +184,14 @@ def sample_length(
 ) -> tuple[int, float]:
     """The number of runs in a sample of at least `least_ms`, and the seconds of the sample."""
     repeats = 1
-    while (elapsed := _sample(workload, finish, repeats, clock)) * 1e3 < least_ms and repeats < most:
+    while (elapsed := sample_seconds(workload, finish, repeats, clock)) * 1e3 < least_ms and repeats < most:
         factor = least_ms / (elapsed * 1e3) if elapsed > 0 else math.inf
         repeats = min(repeats * math.ceil(min(max(1.1 * factor, 2), 10)), most)
     return repeats, elapsed
 
 
-def _sample(workload: Workload, finish: Callable[[], object], repeats: int, clock: Clock) -> float:
+def sample_seconds(workload: Workload, finish: Callable[[], object], repeats: int, clock: Clock) -> float:
+    """The seconds of `repeats` runs."""
     start = clock()
     workload(repeats)
     finish()

@@ -17,7 +17,7 @@ from statistics import median
 from markupsafe import Markup
 
 from adtrain.bench import page
-from adtrain.bench.machine import observed_load, protocol
+from adtrain.bench.machine import Progress, observed_load, protocol
 from adtrain.bench.page import Line
 from adtrain.bench.peers.systems import ADTRAIN, last_line
 from adtrain.bench.result import NamedTime, TimedResult
@@ -215,7 +215,7 @@ def run(request: Request, ranks: int, threads: int) -> Measured:
 
 def result(
     config: str, overrides: Sequence[str], device: str, batch_size: int, ranks: Sequence[int],
-    peers: Sequence[str], progress: Callable[[str], object],
+    peers: Sequence[str], progress: Progress,
 ) -> Scaling:  # fmt: skip
     """The result of `scaling`, with the protocol.
 

@@ -42,8 +42,6 @@ class Request(NamedTuple):
 class Measured(NamedTuple):
     """Microseconds of a step, or of the sum of a vector over all ranks, in each sample; the bytes of the gradients."""
 
-    ranks: int
-    batch_size: int
     microseconds: Sequence[float]
     gradient_bytes: int
     device: str
@@ -88,7 +86,7 @@ def peer_steps(request: Request) -> Measured:
         # No name for the runner: its CUDA graph must be gone when the process group ends. NCCL waits for that.
         samples = _samples(torch_ranks.runner(job, form, ranks), ranks.barrier, ranks.broadcast)
         size = sum(x.nbytes for x in job.weights.values())
-        return Measured(ranks.size, request.batch_size, samples, size, ranks.device_name)
+        return Measured(samples, size, ranks.device_name)
 
 
 def exchanges(request: Request) -> Measured:
@@ -135,7 +133,7 @@ def _measured(request: Request, take: Callable[[int], object], size: int) -> Mea
         communicator.all_gathered(np.zeros(1))
 
     samples = _samples(run, barrier, of_first_rank)
-    return Measured(communicator.current().size, request.batch_size, samples, size, device.device_name())
+    return Measured(samples, size, device.device_name())
 
 
 def _samples(

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from adtrain import config, training
 from adtrain.backends.cpu.threads import usable_cores
-from adtrain.bench.machine import observed_load, protocol
+from adtrain.bench.machine import Progress, observed_load, protocol
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.comparison import loss_tolerance
 from adtrain.bench.peers.systems import ADTRAIN, SYSTEMS, Choice, environment, last_line
@@ -133,7 +133,7 @@ class Startup(TimedResult):
         return View(f"Start-up of {self.config}", [Note(about), Table(COLUMNS, self.starts, notes)])
 
 
-def result(task: Task, precision: str, peers: Choice, samples: int, progress: Callable[[str], object]) -> Startup:
+def result(task: Task, precision: str, peers: Choice, samples: int, progress: Progress) -> Startup:
     """The measurements: `samples` rounds of all systems, each cold and warm, and the first losses.
 
     Raises AdtrainError where adtrain itself fails; a peer that fails is left out with its reason.

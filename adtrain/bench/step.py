@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from adtrain import config, templates, training
 from adtrain.bench import page
-from adtrain.bench.machine import Rates, Roofline, known_or_measured, observed_load, protocol, rates
+from adtrain.bench.machine import Progress, Rates, Roofline, known_or_measured, observed_load, protocol, rates
 from adtrain.bench.page import Dot, Line
 from adtrain.bench.profile import Key, OpTimer, Totals, held_bytes, timed_step, trace_step
 from adtrain.bench.result import NamedTime, TimedResult, named
@@ -255,12 +255,9 @@ BATCHES: tuple[Column[tuple[str, BatchTime]], ...] = (
 
 
 def result(
-    path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int], progress: Callable[[str], object]
+    path: str, overrides: Sequence[str], device: str, batch_sizes: Sequence[int], progress: Progress
 ) -> tuple[Step, Callable[[], dict[str, Any]]]:
     """The result, and a function that runs one step in each mode and returns the timeline.
-
-    Args:
-        progress: called with a line for the user.
 
     Raises:
         AdtrainError: a batch size exceeds the number of training examples.

@@ -352,15 +352,12 @@ class BenchGroup(click.Group):
             lenient = click.Context(self.commands["ops"], resilient_parsing=True, ignore_unknown_options=True)
             _, rest, _ = lenient.command.make_parser(lenient).parse_args(list(args))
             words = [arg for arg in rest if not arg.startswith("-")]
-            if words and not _is_config(words[0]) and (hint := similar(words[0], self.commands)):
+            is_config = words and (Path(words[0]).exists() or words[0] in config.packaged())
+            if words and not is_config and (hint := similar(words[0], self.commands)):
                 ctx.fail(f"{words[0]}: neither a command nor a config; {hint}")
             of_config = "scaling" if any(arg.partition("=")[0] == "--ranks" for arg in args) else "step"
             args = [of_config if words else "ops", *args]
         return super().parse_args(ctx, args)
-
-
-def _is_config(name: str) -> bool:
-    return Path(name).exists() or name in config.packaged()
 
 
 @click.group(cls=BenchGroup)

@@ -133,6 +133,7 @@ def warn_of_equal_columns(found: DataSet) -> None:
 def document(found: DataSet) -> dict[str, Any]:
     """The result as JSON values."""
     images, (least, greatest) = found.train.images, extremes(found)
+    channels = () if found.train.is_text else found.features or tuple(map(str, range(len(found.mean))))
     return {
         "name": found.name,
         "train": len(found.train) - found.validation_rows,
@@ -145,7 +146,7 @@ def document(found: DataSet) -> dict[str, Any]:
         "targets": _targets(found),
         "channels": [
             {"name": name, "mean": found.mean[i], "std": found.std[i], "min": least[i], "max": greatest[i]}
-            for i, name in enumerate(_channel_names(found))
+            for i, name in enumerate(channels)
         ],
         "scale": found.scale,
         "skipped": list(found.skipped),
@@ -237,13 +238,6 @@ def _statistics(rows: list[dict[str, Any]], of: str, width: int) -> list[str]:
 
     columns = [Column(of, itemgetter("name"), TEXT), *(Column(x, partial(cell, key)) for x, key in STATISTICS.items())]
     return _table(columns, rows, f"{of}s", width)
-
-
-def _channel_names(found: DataSet) -> list[str]:
-    """The names of the channels; none for the characters of a text."""
-    if found.train.is_text:
-        return []
-    return list(found.features or map(str, range(len(found.mean))))
 
 
 def _table(columns: Sequence[Column[dict[str, Any]]], rows: list[dict[str, Any]], what: str, width: int) -> list[str]:

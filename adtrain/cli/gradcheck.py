@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -62,6 +62,7 @@ def command(
 
     The exit code is 1 if a check fails.
     """
+    orders = ORDERS if order is None else (int(order),)
     if config_path is not None:
         if names or order not in (None, "1"):
             option = "--op" if names else f"--order {order}"
@@ -71,14 +72,12 @@ def command(
     elif plugins:
         for name in plugins:
             find(name).run()
-        orders = ORDERS if order is None else (int(order),)
         checks, total = gradcheck.check_own_ops(own_ops(names), orders, device), None
     else:
-        orders = ORDERS if order is None else (int(order),)
         cases = _with_derivative(select_ops(CASES, names), names)
         total = sum(n <= case.order for case in cases for n in orders)
         checks = gradcheck.check_cases(cases, orders, device)
-    rows = list(_shown(checks, total))
+    rows = list(tqdm(checks, total=total, desc="gradcheck", unit=" checks", disable=None))
     if as_json:
         print_json({"passed": all(row.passed for row in rows), "rows": [_record(row) for row in rows]})
     else:
@@ -94,10 +93,6 @@ def _with_derivative(cases: Sequence[Case], names: Sequence[str]) -> list[Case]:
         if not any(case.op == name for case in found):
             raise click.UsageError(f"--op {name}: has no derivative to check")
     return found
-
-
-def _shown(checks: Iterator[Row], total: int | None) -> Iterator[Row]:
-    yield from tqdm(checks, total=total, desc="gradcheck", unit=" checks", disable=None)
 
 
 def _record(row: Row) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def described(error: Exception) -> tuple[list[str], int]:
     elif isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         message = f"{where}{error.strerror or error}"
-    elif _is_thread_limit(error):
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # it has no class of its own
         message = NO_THREADS
     elif isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
         message = f"not enough memory; {error}".rstrip("; ")
@@ -177,11 +177,6 @@ def _advice(error: click.NoSuchOption) -> str:
     if key and "data_overrides" in params and not key.startswith("data."):
         advice = f"it is a key of the config, but not of its data: adtrain train CONFIG --set {key}=VALUE{which}"
     return f"No such option {error.option_name!r}; {advice}" if advice else ""
-
-
-def _is_thread_limit(error: Exception) -> bool:
-    """Whether Python could not start a thread; it has no class of error for that."""
-    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
 
 
 def _plugin_line(error: AdtrainError) -> str | None:

@@ -72,7 +72,7 @@ BATCHES = 20
 """The least number of batches in an epoch, unless they would have fewer than 16 examples."""
 
 LEAST_STEPS, MOST_EPOCHS = 2000, 200
-"""A table is trained for LEAST_STEPS steps or more, unless that takes more than MOST_EPOCHS epochs."""
+"""A table is trained for a multiple of 10 epochs: for LEAST_STEPS steps or more, but at most MOST_EPOCHS epochs."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,8 @@ def text(section: Data, given: Mapping[str, Any], start: Start | None = None) ->
     kind = "sequences" if is_text else "rows" if found.train.images.shape[2:] == (1, 1) else "images"
     epochs = 20 if examples < 20_000 else 5
     if kind == "rows":
-        epochs = max(epochs, _epochs_of_table(math.ceil(trained / keys["batch_size"])))
+        steps = max(math.ceil(trained / keys["batch_size"]), 1)  # of an epoch
+        epochs = max(epochs, min(math.ceil(LEAST_STEPS / steps / 10) * 10, MOST_EPOCHS))
     layers, training = _network(found, epochs, gpt, start)
     loss = "binary_cross_entropy_with_logits" if multilabel else "mse"
     best_metric = ""
@@ -322,7 +323,7 @@ def _network(found: DataSet, epochs: int, gpt: Gpt | None, start: Start | None) 
     if gpt is not None:
         return _gpt_layers(gpt, outputs), _gpt_training(gpt)
     layers = _text_layers(outputs) if found.train.is_text else _layers(found.train.images.shape[1:], outputs)
-    return layers, _training(epochs)
+    return layers, ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
 
 
 def _prepared(lines: Sequence[str], start: Start | None) -> Experiment:
@@ -404,16 +405,6 @@ def _gpt_layers(gpt: Gpt, classes: int) -> list[str]:
         "    - layer_norm",
         f"    - linear: {{out_features: {classes}, bias: false, tied: true}}",
     ]
-
-
-def _epochs_of_table(steps: int) -> int:
-    """The number of epochs, a multiple of 10, where an epoch has `steps` steps."""
-    return min(math.ceil(LEAST_STEPS / max(steps, 1) / 10) * 10, MOST_EPOCHS)
-
-
-def _training(epochs: int) -> list[str]:
-    """The lines of optimizer, schedule and training."""
-    return ["optimizer: {adam: {lr: 0.001}}", "schedule: cosine", f"training: {{epochs: {epochs}, seed: 0}}"]
 
 
 def _gpt_training(gpt: Gpt) -> list[str]:

@@ -45,7 +45,6 @@ from adtrain.sweeps.session import (
     Session,
     SweepInterrupted,
     SweepRun,
-    Watch,
     described,
     prepared,
     reopened,
@@ -357,7 +356,7 @@ def train_session(
         folder.write_data(session.digests)
         folder.drop_unfinished_line()
         signals = stack.enter_context(stop_signals(is_silent()))
-        run = SweepRun(session, folder, plans, Watch(stop=signals.stop_requested, line=progress))
+        run = SweepRun(session, folder, plans, signals.stop_requested, progress)
         try:
             results = run.run()
         except SweepInterrupted:

@@ -106,7 +106,7 @@ def worst_mistakes(predictions: Predictions, count: int = MOST_PICTURES) -> list
     surest = np.argsort(-predictions.probabilities[wrong].max(axis=1), kind="stable")[:count]
     mistakes = wrong[surest].tolist()
     addresses = [""] * len(mistakes)
-    if mistakes and predictions.pictured:
+    if mistakes and predictions.images.shape[2:] != (1, 1):  # not rows of a table
         addresses = [*map(data_url, shown(predictions.images[mistakes]))]
     return [
         Picture(

@@ -62,11 +62,6 @@ class Predictions:
     def correct(self) -> int:
         return int(np.trace(self.confusion))
 
-    @property
-    def pictured(self) -> bool:
-        """Whether the images can be shown as pictures. Rows of a table are images of one pixel."""
-        return self.images.shape[2:] != (1, 1)
-
 
 @dataclass(frozen=True)
 class Sample:

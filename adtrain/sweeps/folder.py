@@ -183,10 +183,6 @@ class SweepFolder(MetricsFolder):
             raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found
 
-    def append(self, line: EpochLine) -> None:
-        """Append a line to the metrics, and wait until it is on the disk."""
-        self.append_metrics(line, durable=True)
-
     def lines(self) -> list[EpochLine]:
         """The epochs of all waves; lines are skipped as by `training.read_metrics`.
 

@@ -22,7 +22,7 @@ from adtrain.config.plugged import Trust
 from adtrain.config.problems import found
 from adtrain.config.records import rounded_text
 from adtrain.core import timeline, tree
-from adtrain.core.array import Array, Placeholder, array, from_numpy
+from adtrain.core.array import Array, array, from_numpy
 from adtrain.core.backend import backend
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.kernel import MAX_GRID
@@ -48,7 +48,7 @@ from adtrain.training.checks import check_precision, other_metrics
 from adtrain.training.costs import tree_bytes
 from adtrain.training.evaluation import batch_size_of
 from adtrain.training.examples import held_bytes
-from adtrain.training.experiment import LOG_ROWS
+from adtrain.training.experiment import LOG_ROWS, placeholders
 from adtrain.training.progress import METRICS
 
 MEMORY_SHARE = 0.8
@@ -144,13 +144,9 @@ def needed_bytes(group: Group, device: str, count: int) -> int:
     """The planned peak of a wave of `count` members, in a step on a full batch or in an evaluation, with the data."""
     experiment = group.experiment
     arguments = step_arguments(group, count)
-
-    def on_device(x: Any) -> Placeholder:
-        return Placeholder(x.shape, x.dtype, device)
-
     evaluated = _evaluation_arguments(group, arguments[0], count)
     steps = (group.programs.step, arguments), (group.programs.evaluation, evaluated)
-    memories = [backend(device).memory(step.program(*tree.map(on_device, given))) for step, given in steps]
+    memories = [backend(device).memory(step.program(*placeholders(given, device))) for step, given in steps]
     largest = max(memory.values + memory.scratch for memory in memories)
     inputs = sum(tree_bytes(x) for x in arguments[:3]) + tree_bytes(arguments[5])
     inputs += (1 + experiment.restores_best) * tree_bytes(arguments[0])  # `WaveTraining.last` and `best`
@@ -338,25 +334,26 @@ class SweepInterrupted(Exception):
     """The sweep stopped on request; its folder has the states."""
 
 
-@dataclass(frozen=True)
-class Watch:
-    """Who follows a sweep: `stop` is asked about ten times a second, `line` gets texts."""
-
-    stop: Callable[[], bool] = lambda: False
-    line: Callable[[str], object] = lambda text: None
-
-
 class SweepRun:
     """A sweep that is trained into its folder, with the waves of the plans.
+
+    Args:
+        stop: is asked about ten times a second.
+        line: gets texts for the user.
 
     Raises AdtrainError where the members do not have the metric that ranks them, or the folder has lines of others.
     """
 
     def __init__(
-        self, session: Session, folder: SweepFolder, plans: Sequence[GroupPlan], watch: Watch = Watch()
+        self,
+        session: Session,
+        folder: SweepFolder,
+        plans: Sequence[GroupPlan],
+        stop: Callable[[], bool] = lambda: False,
+        line: Callable[[str], object] = lambda text: None,
     ) -> None:
         self.folder, self.members, self.groups = folder, session.members, session.groups
-        self.device, self.watch = session.device, watch
+        self.device, self.stop, self.line = session.device, stop, line
         self.waves = {plan.group.number: plan.waves[0] for plan in plans}
         """For each group the largest number of members that are trained at the same time."""
         self.together: Sequence[Sequence[Group]] = [
@@ -380,8 +377,8 @@ class SweepRun:
         self.train_seconds = 0.0
         self.counted_until = 0.0
         """The end of the last epoch of any group, by perf_counter. `train_seconds` contains the time until then."""
-        for line in folder.lines_of(groups):
-            self._note(line)
+        for known in folder.lines_of(groups):
+            self._note(known)
 
     def _note(self, line: EpochLine) -> None:
         self.train_seconds += line.added_seconds
@@ -389,7 +386,7 @@ class SweepRun:
             self.history[scored.member][scored.epoch] = scored
 
     def run(self) -> SweepResults:
-        """Train the rest, and write the results. Raises SweepInterrupted where `watch.stop` returned True."""
+        """Train the rest, and write the results. Raises SweepInterrupted where `stop` returned True."""
         alive = [member.number for member in self.members]
         resumed = self.folder.states.latest_rung(len(self.rungs))  # earlier rungs are complete
         for rung, end in enumerate(self.rungs):
@@ -404,7 +401,7 @@ class SweepRun:
             if not self._is_last(rung):
                 alive = records.survivors(alive, self._models(end), self.halving_criterion)
                 self.survived |= dict.fromkeys(alive, rung + 1)
-                self.watch.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
+                self.line(f"epoch {end}: keeps {len(alive)} of {len(self.members)} members")
         results = self._results()
         self.folder.write_results(results)
         self.folder.states.remove(len(self.rungs) - 2)
@@ -422,9 +419,11 @@ class SweepRun:
         return found
 
     def _train_group(self, rung: int, end: int, group: Group, members: Sequence[Member]) -> Parts[bool]:
-        """Train a group to the end of a rung; False if `watch.stop` returned True first."""
+        """Train a group to the end of a rung; False if `stop` returned True first."""
         last = min(end, group.experiment.epochs)
-        for wave, chosen in enumerate(self._in_waves(group, members)):
+        size = _even(len(members), self.waves[group.number]) if members else 1
+        for wave, first in enumerate(range(0, len(members), size)):
+            chosen = members[first : first + size]
             numbers = tuple(member.number for member in chosen)
             start = self.folder.states.read(rung, group, wave)
             if start is not None and start.members != numbers:
@@ -438,10 +437,6 @@ class SweepRun:
             if not (yield from self._train_wave(rung, last, group, wave, chosen, start)):
                 return False
         return True
-
-    def _in_waves(self, group: Group, members: Sequence[Member]) -> list[Sequence[Member]]:
-        size = _even(len(members), self.waves[group.number]) if members else 1
-        return [members[first : first + size] for first in range(0, len(members), size)]
 
     def _states_after(self, rung: int, group: Group, members: Sequence[int]) -> WaveState:
         """The states of these members after a rung, from the files of its waves."""
@@ -486,7 +481,7 @@ class SweepRun:
                 training.epochs = last
                 save()
                 break
-            scores = yield from training.epoch_in_parts(self.watch.stop)
+            scores = yield from training.epoch_in_parts(self.stop)
             if scores is None:
                 save()
                 return False
@@ -495,7 +490,7 @@ class SweepRun:
             line = EpochLine(rung, group.number, scores.epoch, scores.seconds, added, scores.members)
             # The line first: after a kill between the two, the epoch is repeated and its line is written again. A state
             # without its line would leave a gap in the metrics.
-            self.folder.append(line)
+            self.folder.append_metrics(line, durable=True)
             if training.epochs == last or perf_counter() - saved >= SAVE_SECONDS:
                 save()
                 saved = perf_counter()
@@ -513,7 +508,7 @@ class SweepRun:
         for failed in (x for x in line.members if x.failed_at is not None):
             settings = ", ".join(f"{key} {rounded_text(x)}" for key, x in self.members[failed.member].values.items())
             kept = f"its weights of epoch {failed.epoch - 1}" if failed.epoch > 1 else "its initial weights"
-            self.watch.line(
+            self.line(
                 f"member {failed.member} ({settings}) failed in epoch {failed.epoch}, at step {failed.failed_at}: "
                 f"a loss or a weight is not finite; it keeps {kept}"
             )
@@ -524,7 +519,7 @@ class SweepRun:
             best, middle = self.criterion.best(values), float(np.median(values))
             shown = [scores.value_text(self.criterion.metric, x) for x in (best, middle)]
             text += f", best {self.criterion} {shown[0]}, median {shown[1]}"
-        self.watch.line(f"{text}, {line.seconds:.1f} s")
+        self.line(f"{text}, {line.seconds:.1f} s")
 
     def _results(self) -> SweepResults:
         """The members in the order of their ranks."""

@@ -118,18 +118,6 @@ def of_model(experiment: Experiment) -> ModelMetadata:
     )
 
 
-def of_checkpoint(experiment: Experiment, progress: Progress) -> CheckpointMetadata:
-    return CheckpointMetadata(
-        **vars(of_model(experiment)),
-        kind=KIND,
-        format=FORMAT,
-        seed=experiment.config.training.seed,
-        steps_per_epoch=experiment.steps_per_epoch,
-        digests=experiment.digests,
-        progress=progress,
-    )
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A training state on the host and the run's progress at that state. Its NumPy arrays must not be written to."""
@@ -192,7 +180,16 @@ def encode(experiment: Experiment, checkpoint: Checkpoint) -> Sequence[bytes | m
     Weights and running statistics have the same names as in model.safetensors. The names of the optimizer's arrays
     begin with `optimizer.`.
     """
-    return tensor_file.parts(named_state(checkpoint.state), of_checkpoint(experiment, checkpoint.progress))
+    about = CheckpointMetadata(
+        **vars(of_model(experiment)),
+        kind=KIND,
+        format=FORMAT,
+        seed=experiment.config.training.seed,
+        steps_per_epoch=experiment.steps_per_epoch,
+        digests=experiment.digests,
+        progress=checkpoint.progress,
+    )
+    return tensor_file.parts(named_state(checkpoint.state), about)
 
 
 def read(path: Path) -> CheckpointFile:

@@ -93,7 +93,7 @@ def _columns(vectors: np.ndarray) -> np.ndarray:
 def _of_points(points: Value, triangles: dict[str, Value]) -> Value:
     """The signed distances of points (3, N, 1) from triangles, whose vectors are (vectors, 3, 1, F)."""
     here = [points[i] for i in range(3)]
-    corners = [_minus(corner, here) for corner in _vectors(triangles["corners"])]
+    corners = [[x - y for x, y in zip(corner, here, strict=True)] for corner in _vectors(triangles["corners"])]
     edges, inwards = _vectors(triangles["edges"]), _vectors(triangles["inwards"])
     (normal,) = _vectors(triangles["normal"])
     to_edges: list[Any] = []  # squares of the distances from the edges
@@ -122,10 +122,6 @@ def _of_points(points: Value, triangles: dict[str, Value]) -> Value:
 
 def _vectors(x: Value) -> list[Vector]:
     return [[x[k, i] for i in range(3)] for k in range(x.shape[0])]
-
-
-def _minus(x: Vector, y: Vector) -> Vector:
-    return [a - b for a, b in zip(x, y, strict=True)]
 
 
 def _dot(x: Vector, y: Vector) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,6 +46,8 @@ from adtrain.training.step import (
     train_step,
 )
 from adtrain.training.tensor_file import initial_weights
+
+T = TypeVar("T")
 
 # The first stream of the seed that `data` does not use.
 INIT_STREAM = 16
@@ -251,9 +253,7 @@ class Experiment:
     @cached_property
     def state_types(self) -> TrainState:
         """Placeholders for `initial_state`, on the host."""
-        types = self._initial_arrays(None, TypesOnly())
-        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), types)
-        return found
+        return placeholders(self._initial_arrays(None, TypesOnly()), "cpu")
 
     @cached_property
     def divided_types(self) -> TrainState:
@@ -261,8 +261,7 @@ class Experiment:
         if self.buckets is None:
             return self.state_types
         zeros = tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), self.state_types)
-        found: TrainState = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), self.divided(zeros))
-        return found
+        return placeholders(self.divided(zeros), "cpu")
 
     def divided(self, state: TrainState) -> TrainState:
         """This rank's part of a state on the host: the vectors of `Buckets`, and slices of the optimizer's averages."""
@@ -373,8 +372,8 @@ class Experiment:
 
     def _placeholders(self, device: str) -> tuple[Any, ...]:
         """The arguments of the logged step on full batches, without elements."""
-        placeholders = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), self._step_argument_types)
-        return (*placeholders.values(), *self.batch_arguments(self.full_batch))
+        given = placeholders(self._step_argument_types, device).values()
+        return (*given, *self.batch_arguments(self.full_batch))
 
     @property
     def step_inputs(self) -> Sequence[str]:
@@ -388,9 +387,8 @@ class Experiment:
     @cached_property
     def _step_argument_types(self) -> dict[str, Any]:
         """The arguments of `logged_step`, as placeholders."""
-        arguments = self.step_arguments(self.divided_types, self.part(np.zeros(self.full_batch, np.int64)))
-        found: dict[str, Any] = tree.map(lambda x: Placeholder(x.shape, x.dtype, "cpu"), arguments)
-        return found
+        indices = self.part(np.zeros(self.full_batch, np.int64))
+        return placeholders(self.step_arguments(self.divided_types, indices), "cpu")
 
     def step_arguments(self, state: TrainState, indices: np.ndarray) -> dict[str, Any]:
         """The arguments of `logged_step` by name, on the host.
@@ -428,6 +426,12 @@ class Experiment:
     def eager_step(self) -> TrainStep:
         """The step, run operation by operation. It does not modify its arguments."""
         return train_step(self.step_parts) if self.buckets is None else ShardedStep(self.step_parts, self.buckets)
+
+
+def placeholders(values: T, device: str) -> T:
+    """The arrays of a tree without their elements, on the device."""
+    found: T = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), values)
+    return found
 
 
 def _with_params(optimizer: optim.OptState, changed: Callable[[Any], Any]) -> optim.OptState:

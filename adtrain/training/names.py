@@ -90,7 +90,8 @@ def sources(rows: Rows, model: nn.Sequential, paths: Sequence[str]) -> dict[str,
     Raises AdtrainError for a pattern or a name that cannot be read.
     """
     patterns = [(_pattern(key), _names(value)) for key, value in rows.items()]
-    aliases = _aliases(model)
+    kinds = [layer.kind() for layer in model.layers]
+    aliases = [f"{kind}{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]  # "linear0", "relu0", "linear1"
     found: dict[str, Source] = {}
     for path in paths:
         position, _, rest = path.partition(".")
@@ -102,12 +103,6 @@ def sources(rows: Rows, model: nn.Sequential, paths: Sequence[str]) -> dict[str,
                 found[path] = Source(tuple(_filled(name, values, texts) for name in names), change)
                 break
     return found
-
-
-def _aliases(model: nn.Sequential) -> list[str]:
-    """The kind of each layer with its number among those of its kind: "linear0", "relu0", "linear1"."""
-    kinds = [layer.kind() for layer in model.layers]
-    return [f"{kind}{kinds[:i].count(kind)}" for i, kind in enumerate(kinds)]
 
 
 def _pattern(key: str) -> tuple[re.Pattern[str], dict[str, int]]:

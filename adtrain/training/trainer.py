@@ -11,8 +11,7 @@ from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 
-from adtrain.core import communicator, tree
-from adtrain.core.array import Placeholder
+from adtrain.core import communicator
 from adtrain.core.backend import Executable
 from adtrain.core.errors import AdtrainError, OutOfMemory
 from adtrain.core.timeline import during, report_status
@@ -25,7 +24,7 @@ from adtrain.training.checks import warn_of_init_from
 from adtrain.training.costs import too_large
 from adtrain.training.evaluation import Evaluation, named_metrics
 from adtrain.training.examples import on_device
-from adtrain.training.experiment import LOG_ROWS, Experiment
+from adtrain.training.experiment import LOG_ROWS, Experiment, placeholders
 from adtrain.training.loop import FiniteCheck, StepLoop, any_rank, batches_of, not_finite_message, of_first_rank
 from adtrain.training.progress import Best, Epoch, Interval, Progress, StopReason, Validated
 from adtrain.training.scores import Score
@@ -203,8 +202,7 @@ class _Training:
         self.saves = any_rank(any(type(x).checkpoint is not Observer.checkpoint for x in observers))
         self.stop = lambda: any_rank(stop())
         self.examples = on_device(experiment.train, device, experiment.draws_examples)
-        types = tree.map(lambda x: Placeholder(x.shape, x.dtype, device), experiment.divided_types)
-        self.loop = StepLoop(experiment, types, self.examples)
+        self.loop = StepLoop(experiment, placeholders(experiment.divided_types, device), self.examples)
         self.is_large = False  # until the time of its preparation is known
         if start is None:
             if communicator.current().rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -17,9 +17,6 @@ from adtrain.bench.peers.systems import ADTRAIN, Choice, Unsupported, WorkerFail
 from adtrain.bench.sampling import Time, Timing, in_turns, ratio
 from adtrain.bench.view import Ratio
 from adtrain.core.precision import FULL
-
-Progress = Callable[[str], object]
-"""Gets lines for the user."""
 
 
 class Budget(NamedTuple):
@@ -175,12 +172,12 @@ def _timed(
         for name in workers
     }
     peers = [name for name in workers if not {ADTRAIN, name} & set(found.different) and name != ADTRAIN]
-    ratios = {name: ratio(times[name], times[ADTRAIN]) for name in peers}
+    ratios = {name: ratio(times[name], times[ADTRAIN]).record() for name in peers}
     return Systems(
         precision=precision,
         tolerance=tolerance,
         times={name: timing.record() for name, timing in times.items()},
-        ratios={name: PeerRatio(x.median_ms, *x.interval_ms, x.p20_ms, x.p80_ms) for name, x in ratios.items()},
+        ratios={name: PeerRatio(x.median_ms, x.low_ms, x.high_ms, x.p20_ms, x.p80_ms) for name, x in ratios.items()},
         peak_mib={name: answers[name][-1]["peak_mib"] for name in workers},
         **found._asdict(),
     )

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import numpy as np
 
 from adtrain import config, data, nn, ops, optim, training
-from adtrain.bench.op_table import OpCase, cases
+from adtrain.bench.op_table import OpCase
 from adtrain.bench.peers.systems import ADTRAIN, Unsupported, Work, made
 from adtrain.config import Config
 from adtrain.core import tree
@@ -282,14 +282,19 @@ class Job:
         return COMPARED_WITH_MUON if isinstance(rule, optim.Muon) else COMPARED
 
     @cached_property
+    def initial_state(self) -> training.TrainState:
+        """The state before the first step, as NumPy arrays."""
+        return tree.map(lambda x: x.numpy(), self.experiment.initial_state("cpu"))
+
+    @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         """The parameters before the first step, by dotted path: "0.weight"."""
-        return by_path(self.experiment.initial_state("cpu").params)
+        return by_path(self.initial_state.params)
 
     @cached_property
     def statistics(self) -> dict[str, np.ndarray]:
         """The running statistics before the first step, by dotted path: "1.running_mean"."""
-        return by_path(self.experiment.initial_state("cpu").statistics)
+        return by_path(self.initial_state.statistics)
 
     @cached_property
     def normalization(self) -> Sequence[np.ndarray]:
@@ -298,9 +303,8 @@ class Job:
 
 
 def by_path(arrays: Any) -> dict[str, np.ndarray]:
-    """The arrays of a tree by dotted path."""
-    leaves = zip(tree.paths(arrays), tree.leaves(arrays), strict=True)
-    return {path: np.array(x if isinstance(x, np.ndarray) else x.numpy()) for path, x in leaves}
+    """Copies of the arrays of a tree by dotted path."""
+    return {path: np.array(x) for path, x in zip(tree.paths(arrays), tree.leaves(arrays), strict=True)}
 
 
 def runner(name: str, job: Job, work: Work = "steps") -> Runner:
@@ -349,16 +353,7 @@ class MembersJob(Job):
         return found.reshape(CHUNKS, CHUNK[self.device], self.count, size)
 
     @cached_property
-    def weights(self) -> dict[str, np.ndarray]:
-        return by_path(self.initial_state.params)
-
-    @cached_property
-    def statistics(self) -> dict[str, np.ndarray]:
-        return by_path(self.initial_state.statistics)
-
-    @cached_property
     def initial_state(self) -> training.TrainState:
-        """The states of all members before the first step, as NumPy arrays."""
         states = [self.group.of_member(member).initial_state("cpu") for member in self.group.members]
         return tree.map(lambda *xs: np.stack([x.numpy() for x in xs]), *states)
 
@@ -387,11 +382,6 @@ class OpRunner(NamedTuple):
 
     run: Callable[[int], float]
     results: Callable[..., list[np.ndarray]]
-
-
-def case_of(name: str, device: str) -> OpCase:
-    """The case of that name."""
-    return next(case for case in cases(device) if case.name == name)
 
 
 def operation_error(case: OpCase, phase: str, runner: OpRunner) -> float:

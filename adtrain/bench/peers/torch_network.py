@@ -62,14 +62,12 @@ def _layer(layer: nn.Module, path: str) -> Apply:
                 return F.batch_norm(x, a[mean], a[var], factor, summand, True, layer.momentum, layer.eps)
 
             return normalized
-        case nn.RMSNorm():
+        case nn.RMSNorm() | nn.LayerNorm():
             given = layer.normalized_shape
             last = len(given) if isinstance(given, tuple) else 1
-            return lambda a, x: F.rms_norm(x, x.shape[-last:], a.get(weight), layer.eps)
-        case nn.LayerNorm():
-            sizes = layer.normalized_shape
-            axes = len(sizes) if isinstance(sizes, tuple) else 1
-            return lambda a, x: F.layer_norm(x, x.shape[-axes:], a.get(weight), a.get(bias), layer.eps)
+            if isinstance(layer, nn.RMSNorm):
+                return lambda a, x: F.rms_norm(x, x.shape[-last:], a.get(weight), layer.eps)
+            return lambda a, x: F.layer_norm(x, x.shape[-last:], a.get(weight), a.get(bias), layer.eps)
         case nn.GroupNorm():
             return lambda a, x: F.group_norm(x, layer.num_groups, a.get(weight), a.get(bias), layer.eps)
         case nn.InstanceNorm2d():
@@ -83,7 +81,8 @@ def _layer(layer: nn.Module, path: str) -> Apply:
         case nn.ClassToken():
             return lambda a, x: torch.cat([a[weight].expand(len(x), 1, -1), x], 1)
         case nn.Patches():
-            return lambda a, x: _patches(layer, x)
+            size = pair(layer.patch_size)
+            return lambda a, x: F.unfold(x, size, stride=size).transpose(1, 2)
         case nn.RNN(dropout=0) | nn.LSTM(dropout=0) | nn.GRU(dropout=0):
             return lambda a, x: _recurrent(layer, path, a, x)
         case nn.GELU():
@@ -139,13 +138,6 @@ def _rotated(x: Any, base: float) -> Any:
     angles = torch.outer(positions, base ** (-pairs / (n // 2))).repeat(1, 2)
     first, second = x.chunk(2, -1)
     return x * angles.cos().to(x.dtype) + torch.cat([-second, first], -1) * angles.sin().to(x.dtype)
-
-
-def _patches(layer: nn.Patches, x: Any) -> Any:
-    import torch
-
-    size = pair(layer.patch_size)
-    return torch.nn.functional.unfold(x, size, stride=size).transpose(1, 2)
 
 
 def _recurrent(layer: nn.RNN | nn.LSTM | nn.GRU, path: str, arrays: Arrays, x: Any) -> Any:

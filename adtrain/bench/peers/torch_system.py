@@ -369,7 +369,8 @@ class Racer:
         self.epoch = torch.zeros((), dtype=torch.int64, device=device)
         self.first_half = torch.zeros(len(job.experiment.train), dtype=torch.bool, device=device)
         self.trained = Training(job, form, _augmented(job, self.epoch, self.first_half))
-        self.factors = _factors(job)
+        schedule, steps = job.experiment.schedule, job.experiment.total_steps
+        self.factors = [float(schedule(array(np.int64(i))).numpy()) for i in range(steps)]
         if form not in ("eager", "compile"):
             self.trained.variable_rate()
         self.takes = {}
@@ -393,7 +394,7 @@ class Racer:
             self.epoch.fill_(epoch)
             order = torch.tensor(np.concatenate(batches), device=trained.device).split([len(x) for x in batches])
             for i, at in enumerate(order, done):
-                trained.set_rate(float(self.factors[i]))
+                trained.set_rate(self.factors[i])
                 loss = self.takes[len(at)](at)
             float(loss)
             seconds = perf_counter() - start + (found[-1].seconds if found else 0.0)
@@ -404,12 +405,6 @@ class Racer:
 
 race = Racer
 """See `systems.System`."""
-
-
-def _factors(job: Job) -> np.ndarray:
-    """The factor of the schedule for each step."""
-    schedule = job.experiment.schedule
-    return np.array([float(schedule(array(np.int64(i))).numpy()) for i in range(job.experiment.total_steps)])
 
 
 def _augmented(job: Job, epoch: Any, first_half: Any) -> Callable[[Any, Any], Any]:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from adtrain import config, training
+from adtrain.bench.op_table import cases
 from adtrain.bench.peers import jobs
 from adtrain.bench.peers.systems import ADTRAIN, Unsupported, made
 from adtrain.bench.sampling import LONG_S
@@ -87,7 +88,7 @@ class Worker:
         return {"epochs": racer(job)}
 
     def operation(self, case: str, phase: str) -> dict[str, Any]:
-        found = jobs.case_of(case, self.device)
+        found = next(each for each in cases(self.device) if each.name == case)
         runner: jobs.OpRunner = made(self.name, "operation", found, phase, self.device)
         error = jobs.operation_error(found, phase, runner)
         runner.run(1)
