@@ -477,12 +477,12 @@ class _Writer:
         self.norms[y] = _Norm(matrix, centre, scale)
 
     def _is_of_convolution(self, x: Variable) -> bool:
-        """Whether a value is the result of a convolution in bfloat16, with or without a bias."""
+        """Whether a value is the result of a convolution in bfloat16 or tf32, with or without a bias."""
         e = self.producer.get(x)
         if e is not None and e.primitive.name == "add" and self.repeated.intersection(e.inputs):
             (x,) = [v for v in e.inputs if v not in self.repeated] or [x]
             e = self.producer.get(x)
-        return e is not None and e in self.convolutions and e.params["precision"] == "bfloat16"
+        return e is not None and e in self.convolutions and e.params["precision"] in ("bfloat16", TF32)
 
     def _normalised(self, v: Variable, reader: Equation) -> Variable:
         """The result of a norm, channels last, as computed for one reader."""

@@ -253,8 +253,8 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
     typedef typename Product::Stage Stage;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
     constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
-    constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
-                           PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
+    constexpr bool EARLY =
+        SPLITS == 1 && TERMS == 1 && PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile, EARLY ? ROUNDS : 0> Stores;
     PipelineState<TILE_STAGES> state;
     WarpStaging &staging = stagings[(threadIdx.x - WARPGROUP) / WARP];

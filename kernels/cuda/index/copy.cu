@@ -147,7 +147,8 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, Number value) {
 }
 
 // The last axis is contiguous in the target, the one before it in the source. A block loads a tile of ROWS x COLUMNS along one
-// axis and stores it along the other, so that both accesses are coalesced. An extra row avoids bank conflicts.
+// axis and stores it along the other, so that both accesses are coalesced. An extra row avoids bank conflicts. A thread loads
+// AHEAD elements before it stores any to the tile, because the compiler doesn't move a load before such a store.
 #define THREADS 256
 KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     wait_for_inputs();
@@ -161,10 +162,21 @@ KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
     const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
     T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3;
-    #pragma unroll 16
-    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        const int r = i % ROWS, c = i / ROWS;
-        if (row + r < n4 && column + c < n5) tile[c][r] = from[(row + r) * s4 + (column + c) * s5];
+    constexpr int AHEAD = 16;
+    #pragma unroll 1
+    for (int first = threadIdx.x; first < ROWS * COLUMNS; first += AHEAD * THREADS) {
+        T held[AHEAD];
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int i = first + k * THREADS; // outside of the tile or the array it loads another element
+            const int64_t r = row + i % ROWS, c = column + i / ROWS;
+            held[k] = from[(r < n4 ? r : n4 - 1) * s4 + (c < n5 ? c : n5 - 1) * s5];
+        }
+        #pragma unroll
+        for (int k = 0; k < AHEAD; k++) {
+            const int i = first + k * THREADS;
+            if (i < ROWS * COLUMNS) tile[i / ROWS][i % ROWS] = held[k];
+        }
     }
     __syncthreads();
     #pragma unroll 16
