@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from adtrain.core.kernel import HOPPER, CudaKernel, Im2col, Target, TensorMap, memory_layout
 from adtrain.core.precision import FLOAT32 as UNROUNDED
-from adtrain.core.precision import TF32
+from adtrain.core.precision import TF32, mantissa
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
 from adtrain.lowering.cuda.conv.problem import Direction, window_macros
@@ -31,6 +31,7 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     Bfloat16Product,
     Bfloat16Tile,
     fastest_splits,
+    in_tf32,
 )
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 
@@ -55,7 +56,9 @@ SHIFT_TILES = tuple(
 )
 """The tiles where one copy of images serves all taps. Their multiply-adds are fitted (docs/worklog/conv.md)."""
 CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
-"""Bytes of eight channels, and cycles in which cp.async copies them."""
+"""Bytes of a chunk of channels, and cycles in which the producer warps copy it."""
+SHIFT_PARTS = {False: (1,), True: (1, 2)}
+"""Stages that have all channels of such a tile: choices for bfloat16 and for tf32, whose filters leave less memory."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = {192: 256, 160: 128, 96: 128}
@@ -79,7 +82,8 @@ class Loader(Enum):
     GATHER = "bfloat16_gather"
     """cp.async copies tiles of K. Images are one array of bfloat16."""
     SHIFT = "bfloat16_shift"
-    """cp.async copies pixels once for all taps. Images are one array of bfloat16, and filters fit in shared memory."""
+    """All threads of a warpgroup copy pixels once for all taps. Images are one array, and filters fit in shared
+    memory."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +91,22 @@ class ShiftedProduct(Bfloat16Product):
     """The work of `conv/bfloat16_shift.cu`.
 
     Attributes:
-        chunks: of eight channels, in a stage and in the filters.
+        chunks: of CHUNK_BYTES, in a stage and in the filters.
+        parts: stages that have all channels of a tile.
     """
 
     chunks: tuple[int, int] = (0, 0)
+    parts: int = 1
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
         size = self.tile.m * self.tile.n
-        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * CHUNK_CYCLES, size / STORED
+        products, copies, stores = (
+            size * self.lengths[3] / self.tile.macs,
+            self.parts * self.chunks[0] * CHUNK_CYCLES,
+            size / STORED,
+        )
         busy = products if self.tile.pingpong else products + stores
         waves = -(-self._tiles // self.target.multiprocessors)
         return START + self.chunks[1] * CHUNK_CYCLES + waves * max(busy, copies, stores)
@@ -138,10 +148,11 @@ class Bfloat16Conv(NamedTuple):
         """Channels of a box of each operand."""
         of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
         if self.loader is not Loader.TMA:
+            long, short = (box // (1 + self.in_tf32) for box in BOXES)
             return {
-                Direction.FORWARD: (BOXES[0], BOXES[0]),
-                Direction.INPUT_GRAD: (BOXES[0], BOXES[1]),
-                Direction.WEIGHT_GRAD: (BOXES[1] if self.gathered[0] else of_output, BOXES[0]),
+                Direction.FORWARD: (long, long),
+                Direction.INPUT_GRAD: (long, short),
+                Direction.WEIGHT_GRAD: (short if self.gathered[0] else of_output, long),
             }[self.direction]
         if self.direction == Direction.FORWARD:
             return of_input, of_input
@@ -196,21 +207,25 @@ class Bfloat16Conv(NamedTuple):
         """The work by each tile."""
         if self.loader is not Loader.SHIFT:
             return fastest_splits(self.product(target))
-        return [x for tile in SHIFT_TILES if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
+        tiles = [in_tf32(x) if self.in_tf32 else x for x in SHIFT_TILES if x.n >= self.lengths[2]]
+        choices = ([self._shifted(target, x, parts) for parts in SHIFT_PARTS[self.in_tf32]] for x in tiles)
+        return [x for found in choices if (x := next(filter(None, found), None))]
 
-    def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
+    def _shifted(self, target: Target, tile: Bfloat16Tile, parts: int) -> ShiftedProduct | None:
         """The work of `conv/bfloat16_shift.cu`; None if shared memory or 32 bits do not suffice."""
         pad_y, pad_x = self._zeros()
         images = self.images if self.direction == Direction.FORWARD else self.outputs
-        line, planes, taps = images[2] + pad_x, images[3] // ROW_MULTIPLE, prod(self.kernel)
+        line, taps = images[2] + pad_x, prod(self.kernel)
+        planes, rest = divmod(images[3], parts * ROW_MULTIPLE // (1 + self.in_tf32))
         reach = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         positions = tile.m + reach[0] * line + reach[1]
         spread = -(-8 // planes) % 8 if planes < 5 else 1
-        chunks = planes * (positions + (spread - positions) % 8), -(-planes * taps // 2) * 2 * tile.n
+        chunks = planes * (positions + (spread - positions) % 8), parts * -(-planes * taps // 2) * 2 * tile.n
         stage, filters = (n * CHUNK_BYTES for n in chunks)
         stages = min(tile.stages, (SHIFT_BYTES - filters) // stage)
+        stages -= stages % parts
         rows = self.images[0] * (images[1] + pad_y) * line
-        if stages < MIN_STAGES or rows > MAX_LENGTH:
+        if rest or stages < MIN_STAGES or rows > MAX_LENGTH:
             return None
         arrays = {"STAGES": (stage, stages), "FILTERS": (1, filters)}
         return ShiftedProduct(
@@ -222,6 +237,7 @@ class Bfloat16Conv(NamedTuple):
             gathered=self.gathered,
             shared=memory_layout("SHARED", arrays, alignment=1024),
             chunks=chunks,
+            parts=parts,
         )
 
     def _zeros(self) -> tuple[int, int]:
@@ -245,7 +261,7 @@ class Bfloat16Conv(NamedTuple):
             return False
         if self.loader is not Loader.TMA:
             elements = max(prod(self.images), prod(self.outputs))
-            plain = self.terms == 1 and not self.in_tf32
+            plain = self.terms == 1 and (self.loader is Loader.SHIFT or not self.in_tf32)
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
         corners = [x for each in positions for x in (*each.lower, *each.upper)]
@@ -331,7 +347,8 @@ class Bfloat16Conv(NamedTuple):
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
             macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
         if isinstance(work, ShiftedProduct):
-            macros["STAGE_BYTES"] = work.chunks[0] * CHUNK_BYTES
+            macros |= {"STAGE_BYTES": work.chunks[0] * CHUNK_BYTES, "TILE_PARTS": work.parts}
+            macros |= {"MANTISSA": mantissa(TF32)} if self.in_tf32 else {}
         name = self.loader.value
         numbers = (*self.images, *self.outputs[1:]) if self.loader is Loader.TMA else self.images[:1]
         return work.kernel(f"conv/{name}.cu", (name, f"sum_{name}_splits"), numbers, row, maps, macros)

@@ -150,11 +150,15 @@ GATHER_TILES = (
 """The tiles where an operand is gathered. They have few stages, which leaves memory for L1."""
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
-TF32_TILES = tuple(
-    replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in (*TILES, Bfloat16Tile(256, 64, 4, 1200))
-)
-"""The tiles for operands in tf32. In bfloat16, where few columns load images once for all taps, the last one is not
-needed."""
+
+
+def in_tf32(tile: Bfloat16Tile) -> Bfloat16Tile:
+    """The same tile for operands in tf32."""
+    return replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED))
+
+
+TF32_TILES = tuple(map(in_tf32, (*TILES, Bfloat16Tile(256, 64, 4, 1200))))
+"""The tiles for operands in tf32."""
 
 
 class EpilogueBytes(NamedTuple):
