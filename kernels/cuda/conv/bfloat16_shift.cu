@@ -105,7 +105,8 @@ struct Images {
     // K-major.
     __device__ __forceinline__ void load_once(char *shared) const {
         copy_chunks<1>(TILE_PARTS * 2 * Planes::WGMMAS * TILE_N, [&](int i, char *&to, const Element *&from) {
-            const int part = i / TILE_N / (2 * Planes::WGMMAS), chunk = i / TILE_N % (2 * Planes::WGMMAS), within = i % TILE_N;
+            constexpr int PART = 2 * Planes::WGMMAS * TILE_N;
+            const int part = TILE_PARTS == 1 ? 0 : i / PART, chunk = (i - part * PART) / TILE_N, within = i % TILE_N;
             const int plane = part * PLANES + chunk / TAPS, tap = OF_GRADIENT ? TAPS - 1 - chunk % TAPS : chunk % TAPS;
             const int k = MN_MAJOR_B ? plane * CHUNK + within % CHUNK : plane * CHUNK;
             const int column = MN_MAJOR_B ? within / CHUNK * CHUNK : within;
@@ -122,7 +123,7 @@ struct Images {
                 const int row = i / PLANES, plane = i % PLANES;
                 const Position at(max(first + row, 0));
                 const bool inside = first + row >= 0 && at.image < n && at.y < HEIGHT && at.x < WIDTH;
-                const int chunk = part * PLANES + plane;
+                const int chunk = (TILE_PARTS == 1 ? 0 : part * PLANES) + plane;
                 to = stage + plane * PLANE_BYTES + row * CHUNK_BYTES;
                 from = images + (inside ? ((at.image * HEIGHT + at.y) * WIDTH + at.x) * CHANNELS + chunk * CHUNK : 0);
                 return inside;
