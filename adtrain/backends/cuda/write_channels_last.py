@@ -446,8 +446,8 @@ class _Writer:
         image = self._channels_last(x, e)
         rows, channels = prod(image.type.shape[:-1]), image.type.shape[-1]
         matrix = self._made(e, "reshape", (image,), shape=(rows, channels))
-        rounded = self._is_of_convolution(x)
-        shift = None if rounded else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
+        plain = self._is_of_convolution(x)
+        shift = None if plain else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
         def differences() -> Variable:
             """What is summed: the differences from the first row, or the values themselves."""
@@ -457,13 +457,13 @@ class _Writer:
             return self._made(e, "sub", (matrix, whole))
 
         def mean(addends: Variable) -> Variable:
-            if rounded:
+            if plain:
                 addends = self._made(e, "astype", (addends,), dtype=np.dtype("float64"))
             total = self._made(e, "sum", (addends,), axes=(0,))
             return self._made(e, "div", (total, self._number(rows, total)))
 
         def single(v: Variable) -> Variable:
-            return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if rounded else v
+            return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if plain else v
 
         first, second = mean(differences()), mean(self._made(e, "square", (differences(),)))
         centre = single(first) if shift is None else self._made(e, "add", (shift, first))

@@ -1,9 +1,9 @@
 """Products whose epilogue also adds the columns of its results: the sums of a batch norm, the gradient of a bias.
 
-The epilogue of a convolution or product in bfloat16 computes the addends of the sums from its results as they are
-stored, and from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the
-sums of all blocks, and computes what follows, such as the mean and variance. So no other kernel reads the results
-again for the statistics of a batch norm, or for the sums that its derivative needs.
+The epilogue of a convolution in bfloat16 or tf32, or of a product in bfloat16, computes the addends of the sums from
+its results as they are stored, and from other arrays. Each block adds those of all its tiles, in a fixed order. A
+second, small launch adds the sums of all blocks, and computes what follows, such as the mean and variance. So no other
+kernel reads the results again for the statistics of a batch norm, or for the sums that its derivative needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ OF_TF32 = frozenset(("conv2d_tf32", "conv2d_input_grad_tf32"))
 
 
 class ProductSumsFusion(Fusion):
-    """A convolution or product in bfloat16 with its epilogue, and the column sums that read its results."""
+    """A convolution or product in bfloat16, or a convolution in tf32, with its epilogue, and the column sums that read
+    its results."""
 
     form = PRODUCT_SUMS
     early = True
