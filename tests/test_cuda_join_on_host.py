@@ -1,4 +1,4 @@
-"""Concatenation in one launch: `index/copy.cu`, compiled for the CPU, against NumPy."""
+"""Concatenation in one launch, and copies through tiles: `index/copy.cu`, compiled for the CPU, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from cuda_on_host import Host, host
 
+from adtrain.core.primitive import PRIMITIVES
 from adtrain.core.program import Equation, Variable
 from adtrain.core.types import ArrayType
 from adtrain.ops.shape import concatenate_p
@@ -24,4 +25,24 @@ def test_parts_of_any_length_and_alignment_are_joined(dtype: str, host: Host) ->
     equation = Equation(concatenate_p, inputs, {"axis": 0}, (output,))
     assert len(host.lowering.launches(equation)) == 1
     (found,) = host.computed(equation, None, arrays)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((130, 67), (1, 0)), ((3, 9, 513), (0, 2, 1)), ((200, 72, 3, 3), (0, 2, 3, 1)), ((8, 8), (1, 0))],
+)
+def test_tiles_that_axes_do_not_fill_are_copied(
+    shape: tuple[int, ...], axes: tuple[int, ...], dtype: str, host: Host
+) -> None:
+    x = np.random.default_rng(0).integers(0, 200, shape).astype(dtype)
+    expected = x.transpose(axes)
+    output = Variable(ArrayType(expected.shape, expected.dtype), "gpu")
+    equation = Equation(
+        PRIMITIVES["transpose"], (Variable(ArrayType(shape, x.dtype), "gpu"),), {"axes": axes}, (output,)
+    )
+    (plan, *_) = host.lowering.launches(equation)
+    assert plan.name == "copy_tiles"
+    (found,) = host.computed(equation, None, [x])
     np.testing.assert_array_equal(found, expected)

@@ -160,29 +160,29 @@ KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     block /= across * down;
     const uint32_t m1 = n1, m2 = n2, m3 = n3;
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
-    const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
-    T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3;
-    constexpr int AHEAD = 16;
+    const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3 + row * s4 + column * s5;
+    T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3 + row * t4 + column * t5;
+    const uint32_t rows = n4 - row < ROWS ? n4 - row : ROWS, columns = n5 - column < COLUMNS ? n5 - column : COLUMNS;
+    constexpr uint32_t AHEAD = 16;
     #pragma unroll 1
-    for (int first = threadIdx.x; first < ROWS * COLUMNS; first += AHEAD * THREADS) {
+    for (uint32_t first = threadIdx.x; first < ROWS * COLUMNS; first += AHEAD * THREADS) {
         T held[AHEAD];
         #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int i = first + k * THREADS; // outside of the tile or the array it loads another element
-            const int64_t r = row + i % ROWS, c = column + i / ROWS;
-            held[k] = from[(r < n4 ? r : n4 - 1) * s4 + (c < n5 ? c : n5 - 1) * s5];
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            const uint32_t i = first + k * THREADS; // outside of the tile or the array it loads another element
+            held[k] = from[min(i % ROWS, rows - 1) * s4 + min(i / ROWS, columns - 1) * s5];
         }
         #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            const int i = first + k * THREADS;
+        for (uint32_t k = 0; k < AHEAD; k++) {
+            const uint32_t i = first + k * THREADS;
             if (i < ROWS * COLUMNS) tile[i / ROWS][i % ROWS] = held[k];
         }
     }
     __syncthreads();
     #pragma unroll 16
-    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        const int r = i / COLUMNS, c = i % COLUMNS;
-        if (row + r < n4 && column + c < n5) to[(row + r) * t4 + (column + c) * t5] = tile[c][r];
+    for (uint32_t i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
+        const uint32_t r = i / COLUMNS, c = i % COLUMNS;
+        if (r < rows && c < columns) to[r * t4 + c * t5] = tile[c][r];
     }
 }
 
