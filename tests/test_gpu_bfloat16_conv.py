@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from product_samples import NOISE, ROUNDINGS, errors, sequential_fma
 from test_cuda_bfloat16_conv_on_host import KINDS, TOLERANCES, primitive_of, problem, product_of_pixels, tiles
 
-from adtrain.core.precision import TF32
+from adtrain.core.precision import TERMS, TF32
 from adtrain.lowering.cuda.conv.bfloat16 import Loader
 from adtrain.lowering.cuda.conv.problem import Direction
-from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TILE_K, TILES
+from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, GATHER_TILES_OF_TERMS, TILE_K, TILES
 from adtrain.ops.conv import Window
 
 __all__ = ["gpu", "hopper", "poisoned"]
@@ -62,7 +62,9 @@ def test_convolutions_and_gradients_are_right(
     moves = Window(*window, 1)
     assume(min(moves.output_length(i, size[i], kernel[i]) for i in (0, 1)) > 0)
     conv, arrays, params = problem(direction, (count, *size, channels[0]), channels[1], kernel, moves, operand_format)
-    gathering = GATHER_TILES if operand_format == "bfloat16" else ()
+    terms = TERMS[operand_format]
+    gathers = operand_format == "bfloat16" or (direction, terms) == (Direction.WEIGHT_GRAD, 2)
+    gathering = GATHER_TILES_OF_TERMS[terms] if gathers else ()
     choices = [*((x, Loader.TMA) for x in tiles(operand_format)), *((x, Loader.GATHER) for x in gathering)]
     tile, loader = choices[index % len(choices)]
     conv = conv._replace(loader=loader)

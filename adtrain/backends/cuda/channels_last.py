@@ -22,9 +22,10 @@ and their gradients back. A transpose that only moves axes of length 1 is a resh
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
 one kernel computes. For results of convolutions in bfloat16 or tf32 these are the sums of the values and their squares,
 which can join the epilogue of the convolution (`forms/product_sums.py`). Large results in bfloat16 are rounded where
-they are stored, so their squares are exact in float32. For other values the sums are those of the differences from the first row, and of
-the squares of these. So little precision is lost (T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample
-variance", 1983). Each equation that reads the normalised values computes them itself, so they are not stored.
+they are stored, so their squares are exact in float32. For other values the sums are those of the differences from the
+first row, and of the squares of these. So little precision is lost (T. Chan, G. Golub, R. LeVeque: "Algorithms for
+computing the sample variance", 1983). Each equation that reads the normalised values computes them itself, so they are
+not stored.
 
 The images get channels of zeros, up to the multiple that the kernels take (`round_channels`):
 

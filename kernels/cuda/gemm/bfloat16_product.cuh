@@ -56,7 +56,7 @@ static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "wgmma tak
 constexpr int EARLY_REGISTERS = 160; // for accumulators, and auxiliary inputs that are loaded before the product
 constexpr int ALL_CONSUMERS = 1 + GROUPS; // the named barrier of all consumers; barrier 1 + i is that of consumer warpgroup i
 constexpr bool GATHERS = GATHER_A || GATHER_B;
-static_assert(!GATHERS || TERMS == 1, "one array is gathered");
+static_assert(!GATHERS || TERMS < 3, "multiply_terms() has no fence for what threads copy");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // A product of term a of A and term b of B.

@@ -47,8 +47,9 @@ SECTOR, UNALIGNED_CYCLES = 32, {BOXES[0]: 7.5, BOXES[1]: 6.5}
 """Bytes of a sector of memory; cycles for a row where the channels of a pixel are not a multiple of it."""
 GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
 """Cycles in which a row of a box is gathered, fitted to the measurements there."""
-MAX_GATHERED = 1 << 31
-"""Images that are gathered have fewer elements: their offsets fit 32 bits."""
+MAX_GATHERED, MAX_GATHERED_TERMS = 1 << 31, 2
+"""Images that are gathered have fewer elements: their offsets fit 32 bits. Maximum terms of an operand of a weight
+gradient that is gathered; operands of other convolutions have one."""
 SHIFT_TILES = tuple(
     Bfloat16Tile(128, n, 4, macs, pingpong)
     for n, macs in ((128, 1450), (64, 1100), (32, 800))
@@ -80,7 +81,7 @@ class Loader(Enum):
 
     TMA = "bfloat16_conv"
     GATHER = "bfloat16_gather"
-    """cp.async copies tiles of K. Images are one array of bfloat16."""
+    """cp.async copies tiles of K. Images are one array of bfloat16, or two for a weight gradient."""
     SHIFT = "bfloat16_shift"
     """All threads of a warpgroup copy pixels once for all taps. Images are one array, and filters fit in shared
     memory."""
@@ -261,7 +262,9 @@ class Bfloat16Conv(NamedTuple):
             return False
         if self.loader is not Loader.TMA:
             elements = max(prod(self.images), prod(self.outputs))
-            plain = self.terms == 1 and (self.loader is Loader.SHIFT or not self.in_tf32)
+            gathering = self.loader is Loader.GATHER
+            most = MAX_GATHERED_TERMS if gathering and self.direction == Direction.WEIGHT_GRAD else 1
+            plain = self.terms <= most and not (gathering and self.in_tf32)
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
         corners = [x for each in positions for x in (*each.lower, *each.upper)]
@@ -281,7 +284,8 @@ class Bfloat16Conv(NamedTuple):
         if self.loader is Loader.GATHER:
             wide = self.direction == Direction.FORWARD
             lengths = (c * kh * kw, o, 1) if wide else (o, n * oh * ow, 1)
-            return [TensorMap(1, lengths, (*(of_b if wide else of_a), 1))]
+            box = (*(of_b if wide else of_a), 1)
+            return [TensorMap(self.terms + i, lengths, box) for i in range(self.terms)]
         if self.direction == Direction.FORWARD:
             maps = [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
         elif self.direction == Direction.WEIGHT_GRAD:
@@ -345,7 +349,7 @@ class Bfloat16Conv(NamedTuple):
         if self.loader is not Loader.TMA:
             lengths = {"IMAGE": self.images[1:], "OUTPUT": self.outputs[1:]}
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
-            macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
+            macros |= {"MAPPED": int(bool(maps)), "UNMAPPED": int(not maps)}
         if isinstance(work, ShiftedProduct):
             macros |= {"STAGE_BYTES": work.chunks[0] * CHUNK_BYTES, "TILE_PARTS": work.parts}
             macros |= {"MANTISSA": mantissa(TF32)} if self.in_tf32 else {}

@@ -150,6 +150,11 @@ GATHER_TILES = (
 """The tiles where an operand is gathered. They have few stages, which leaves memory for L1."""
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
+GATHER_TILES_OF_TERMS = {
+    1: GATHER_TILES,
+    2: tuple(replace(x, stages=max(2, x.stages // 2)) for tile in GATHER_TILES if (x := tile.of_terms(2))),
+}
+"""The same where an operand is gathered. Stages of two terms are twice as large."""
 
 
 def in_tf32(tile: Bfloat16Tile) -> Bfloat16Tile:
@@ -348,7 +353,7 @@ def fastest_splits(
     found = []
     if tiles is None:
         tiles = TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]
-        tiles = GATHER_TILES if any(product.gathered) else tiles
+        tiles = GATHER_TILES_OF_TERMS[product.tile.terms] if any(product.gathered) else tiles
     for each in (replace(product, tile=tile) for tile in tiles):
         if not each.has_whole_boxes():
             continue
