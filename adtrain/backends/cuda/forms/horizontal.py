@@ -334,17 +334,16 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
 def _transpose(equation: Equation, tiles: Tiles) -> Part:
     """The part for a transpose through tiles."""
     (x,) = equation.inputs
-    tile = f"CopyTile<{c_type(x.type.dtype)}, {tiles.rows}, {tiles.columns}>"
     lines = [
-        f"const int across = (n2 + {tiles.columns - 1}) / {tiles.columns}, down = (n1 + {tiles.rows - 1}) / {tiles.rows};",
-        f"const int row = block / across % down * {tiles.rows}, column = block % across * {tiles.columns};",
-        "const int64_t outer = block / across / down;",
-        f"(({tile} *)shared_bytes)->copy<THREADS>(x0 + outer * n3 + row * n4 + column * n5,",
-        "    y0 + outer * n6 + row * n7 + column * n8,",
-        f"    min(n1 - row, {tiles.rows}), min(n2 - column, {tiles.columns}), n4, n5, n7, n8);",
+        f"constexpr int R = {tiles.rows}, C = {tiles.columns};",
+        "const int across = (n2 + C - 1) / C, down = (n1 + R - 1) / R, outer = block / across / down; (void)n0;",
+        "const int row = block / across % down * R, column = block % across * C;",
+        f"((CopyTile<{c_type(x.type.dtype)}, R, C> *)shared_bytes)->copy<THREADS>(",
+        "    x0 + outer * n3 + row * n4 + column * n5, y0 + outer * n6 + row * n7 + column * n8,",
+        "    min(n1 - row, R), min(n2 - column, C), n4, n5, n7, n8);",
     ]
     return Part(
-        ["(void)n0;", *lines],
+        lines,
         equation.inputs,
         equation.outputs,
         ("index/copy_tile.cuh",),
