@@ -188,7 +188,6 @@ def test_a_weight_gradient_of_many_filters_gathers_only_the_images(
             Direction.FORWARD, (8, 24), (2, 2), Window((1, 1), (0, 0), (1, 1), 1), marks=pytest.mark.exhaustive
         ),
         (Direction.FORWARD, (40, 72), (3, 2), Window((1, 1), (4, 0), (2, 1), 1)),
-        (Direction.FORWARD, (64, 64), *WINDOWS["3x3"]),
         pytest.param(
             Direction.INPUT_GRAD, (16, 8), (2, 3), Window((1, 1), (0, 2), (3, 2), 1), marks=pytest.mark.exhaustive
         ),

@@ -9,7 +9,6 @@
 // may begin at any of them. K has the taps of the first plane, those of the second one, and so on. A block loads the filters once.
 //
 // More macros: IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x OUTPUT_C: the lengths of x and y. STAGE_BYTES: bytes of a stage.
-// TILE_PARTS: the stages that have all planes of a tile. The number of stages is a multiple of it.
 #include "common/common.cuh"
 #include "common/rounding.cuh"
 #include "conv/bfloat16_conv.cuh"
@@ -22,8 +21,7 @@ constexpr int RESULT_H = OF_GRADIENT ? IMAGE_H : OUTPUT_H, RESULT_W = OF_GRADIEN
 constexpr int PAD_Y = OF_GRADIENT ? (KH - 1) * DH - PH : PH, PAD_X = OF_GRADIENT ? (KW - 1) * DW - PW : PW;
 constexpr int LINE = WIDTH + PAD_X, AREA = (HEIGHT + PAD_Y) * LINE; // positions
 constexpr int FIRST = PAD_Y * LINE + PAD_X;           // positions from the pixel that the first tap reads to the result's
-constexpr int PLANES = CHANNELS / CHUNK / TILE_PARTS, K_CHUNKS = PLANES * TAPS; // of a stage
-static_assert(CHANNELS % (CHUNK * TILE_PARTS) == 0 && TILE_STAGES % TILE_PARTS == 0, "stages of equal length");
+constexpr int PLANES = CHANNELS / CHUNK, K_CHUNKS = PLANES * TAPS;
 
 // Positions of a stage. Lanes that copy the planes of a position write to different banks.
 constexpr int POSITIONS = TILE_M + (KH - 1) * DH * LINE + (KW - 1) * DW;
@@ -65,7 +63,7 @@ template <int UNROLL, class Place> __device__ __forceinline__ void copy_chunks(i
     }
 }
 
-// The position in a stage of its chunk `i` of K, in bytes. A chunk after the last one is multiplied by zeros.
+// The position in a stage of chunk `i` of K, in bytes. A chunk after the last one is multiplied by zeros.
 __device__ __forceinline__ constexpr int shift(int i) {
     const int chunk = i < K_CHUNKS ? i : K_CHUNKS - 1, tap = chunk % TAPS;
     return chunk / TAPS * PLANE_BYTES + (tap / KW * DH * LINE + tap % KW * DW) * CHUNK_BYTES;
@@ -79,7 +77,7 @@ struct Planes {
     __device__ __forceinline__ static void start_product(
         float (&sums)[SUMS], const char *shared, int at, int first, int step, TermPair, bool add) {
         const char *const a = shared + at * BYTES + first * CHUNK_BYTES + shift(2 * step);
-        const char *const b = filters((char *)shared) + 2 * (at % TILE_PARTS * WGMMAS + step) * FILTER_BYTES;
+        const char *const b = filters((char *)shared) + 2 * step * FILTER_BYTES;
         wgmma<KIND, MN_MAJOR_A, MN_MAJOR_B>(sums,
             smem_descriptor(a, shift(2 * step + 1) - shift(2 * step), 8 * CHUNK_BYTES, NO_SWIZZLE),
             smem_descriptor(b, FILTER_BYTES, 8 * CHUNK_BYTES, NO_SWIZZLE), add);
@@ -99,33 +97,31 @@ struct Images {
     int n;
 
     __device__ __forceinline__ Work work(int64_t whole) const { return Work(1, (int64_t)n * AREA, COLUMNS, whole); }
-    __device__ __forceinline__ int k_tiles(int64_t) const { return TILE_PARTS; }
+    __device__ __forceinline__ int k_tiles(int64_t) const { return 1; }
 
     // The filters: for the k of a chunk of the first plane and tap, the columns, and so on. The chunks are of a column, if B is
     // K-major.
     __device__ __forceinline__ void load_once(char *shared) const {
-        copy_chunks<1>(TILE_PARTS * 2 * Planes::WGMMAS * TILE_N, [&](int i, char *&to, const Element *&from) {
-            constexpr int PART = 2 * Planes::WGMMAS * TILE_N;
-            const int part = TILE_PARTS == 1 ? 0 : i / PART, chunk = (i - part * PART) / TILE_N, within = i % TILE_N;
-            const int plane = part * PLANES + chunk / TAPS, tap = OF_GRADIENT ? TAPS - 1 - chunk % TAPS : chunk % TAPS;
+        copy_chunks<1>(2 * Planes::WGMMAS * TILE_N, [&](int i, char *&to, const Element *&from) {
+            const int chunk = i / TILE_N, within = i % TILE_N, plane = chunk / TAPS, tap = chunk % TAPS;
             const int k = MN_MAJOR_B ? plane * CHUNK + within % CHUNK : plane * CHUNK;
-            const int column = MN_MAJOR_B ? within / CHUNK * CHUNK : within;
+            const int column = MN_MAJOR_B ? within / CHUNK * CHUNK : within, read_tap = OF_GRADIENT ? TAPS - 1 - tap : tap;
             const bool inside = chunk < K_CHUNKS && k < CHANNELS && column < COLUMNS;
+            const int at = MN_MAJOR_B ? (k * TAPS + read_tap) * COLUMNS + column : (column * TAPS + read_tap) * CHANNELS + k;
             to = Planes::filters(shared) + i * CHUNK_BYTES;
-            const int at = MN_MAJOR_B ? (k * TAPS + tap) * COLUMNS + column : (column * TAPS + tap) * CHANNELS + k;
             from = filters + (inside ? at : 0);
             return inside;
         });
     }
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
-        return [images = images, n = n, first = own.row - FIRST](int part, char *stage, Mbarrier &) {
+        return [images = images, n = n, first = own.row - FIRST](int, char *stage, Mbarrier &) {
             copy_chunks<2>(POSITIONS * PLANES, [&](int i, char *&to, const Element *&from) {
                 const int row = i / PLANES, plane = i % PLANES;
                 const Position at(max(first + row, 0));
                 const bool inside = first + row >= 0 && at.image < n && at.y < HEIGHT && at.x < WIDTH;
-                const int chunk = (TILE_PARTS == 1 ? 0 : part * PLANES) + plane;
+                const int place = ((at.image * HEIGHT + at.y) * WIDTH + at.x) * CHANNELS + plane * CHUNK;
                 to = stage + plane * PLANE_BYTES + row * CHUNK_BYTES;
-                from = images + (inside ? ((at.image * HEIGHT + at.y) * WIDTH + at.x) * CHANNELS + chunk * CHUNK : 0);
+                from = images + (inside ? place : 0);
                 return inside;
             });
         };

@@ -56,10 +56,9 @@ SHIFT_TILES = tuple(
     for pingpong in (True, False)
 )
 """The tiles where one copy of images serves all taps. Their multiply-adds are fitted (docs/worklog/conv.md)."""
-CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
-"""Bytes of a chunk of channels, and cycles in which the producer warps copy it."""
-SHIFT_PARTS = {False: (1,), True: (1, 2)}
-"""Stages that have all channels of such a tile: choices for bfloat16 and for tf32, whose filters leave less memory."""
+CHUNK_BYTES, CHUNK_CYCLES, ROUND_CYCLES = 16, 0.6, 4.6
+"""Bytes of a chunk of channels; cycles in which cp.async copies it, and in which the producer warps round it to
+tf32."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = {192: 256, 160: 128, 96: 128}
@@ -93,24 +92,19 @@ class ShiftedProduct(Bfloat16Product):
 
     Attributes:
         chunks: of CHUNK_BYTES, in a stage and in the filters.
-        parts: stages that have all channels of a tile.
     """
 
     chunks: tuple[int, int] = (0, 0)
-    parts: int = 1
 
     @property
     def cycles(self) -> float:
         """An estimate of the time."""
         size = self.tile.m * self.tile.n
-        products, copies, stores = (
-            size * self.lengths[3] / self.tile.macs,
-            self.parts * self.chunks[0] * CHUNK_CYCLES,
-            size / STORED,
-        )
+        chunk = ROUND_CYCLES if self.tile.in_tf32 else CHUNK_CYCLES
+        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * chunk, size / STORED
         busy = products if self.tile.pingpong else products + stores
         waves = -(-self._tiles // self.target.multiprocessors)
-        return START + self.chunks[1] * CHUNK_CYCLES + waves * max(busy, copies, stores)
+        return START + self.chunks[1] * chunk + waves * max(busy, copies, stores)
 
 
 class Bfloat16Conv(NamedTuple):
@@ -208,25 +202,23 @@ class Bfloat16Conv(NamedTuple):
         """The work by each tile."""
         if self.loader is not Loader.SHIFT:
             return fastest_splits(self.product(target))
-        tiles = [in_tf32(x) if self.in_tf32 else x for x in SHIFT_TILES if x.n >= self.lengths[2]]
-        choices = ([self._shifted(target, x, parts) for parts in SHIFT_PARTS[self.in_tf32]] for x in tiles)
-        return [x for found in choices if (x := next(filter(None, found), None))]
+        tiles = map(in_tf32, SHIFT_TILES) if self.in_tf32 else SHIFT_TILES
+        return [x for tile in tiles if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
 
-    def _shifted(self, target: Target, tile: Bfloat16Tile, parts: int) -> ShiftedProduct | None:
+    def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
         """The work of `conv/bfloat16_shift.cu`; None if shared memory or 32 bits do not suffice."""
         pad_y, pad_x = self._zeros()
         images = self.images if self.direction == Direction.FORWARD else self.outputs
         line, taps = images[2] + pad_x, prod(self.kernel)
-        planes, rest = divmod(images[3], parts * ROW_MULTIPLE // (1 + self.in_tf32))
+        planes = images[3] // ROW_MULTIPLE * (1 + self.in_tf32)
         reach = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         positions = tile.m + reach[0] * line + reach[1]
         spread = -(-8 // planes) % 8 if planes < 5 else 1
-        chunks = planes * (positions + (spread - positions) % 8), parts * -(-planes * taps // 2) * 2 * tile.n
+        chunks = planes * (positions + (spread - positions) % 8), -(-planes * taps // 2) * 2 * tile.n
         stage, filters = (n * CHUNK_BYTES for n in chunks)
         stages = min(tile.stages, (SHIFT_BYTES - filters) // stage)
-        stages -= stages % parts
         rows = self.images[0] * (images[1] + pad_y) * line
-        if rest or stages < MIN_STAGES or rows > MAX_LENGTH:
+        if stages < MIN_STAGES or rows > MAX_LENGTH:
             return None
         arrays = {"STAGES": (stage, stages), "FILTERS": (1, filters)}
         return ShiftedProduct(
@@ -238,7 +230,6 @@ class Bfloat16Conv(NamedTuple):
             gathered=self.gathered,
             shared=memory_layout("SHARED", arrays, alignment=1024),
             chunks=chunks,
-            parts=parts,
         )
 
     def _zeros(self) -> tuple[int, int]:
@@ -351,7 +342,7 @@ class Bfloat16Conv(NamedTuple):
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
             macros |= {"MAPPED": int(bool(maps)), "UNMAPPED": int(not maps)}
         if isinstance(work, ShiftedProduct):
-            macros |= {"STAGE_BYTES": work.chunks[0] * CHUNK_BYTES, "TILE_PARTS": work.parts}
+            macros["STAGE_BYTES"] = work.chunks[0] * CHUNK_BYTES
             macros |= {"MANTISSA": mantissa(TF32)} if self.in_tf32 else {}
         name = self.loader.value
         numbers = (*self.images, *self.outputs[1:]) if self.loader is Loader.TMA else self.images[:1]
