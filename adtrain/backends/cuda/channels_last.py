@@ -43,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import isfinite
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -290,7 +291,7 @@ class _Rounding:
         return outputs
 
 
-FIRST_BYTES_PER_CYCLE = 600
+FIRST_BYTES_PER_CYCLE = 450
 """A norm or a sum over PIXELS takes one cycle longer than if channels were last for this number of bytes that it moves;
 fitted (docs/worklog/conv.md)."""
 
@@ -331,8 +332,8 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: the choice with the fewest cycles of `_cycles`.
 
-    A layer with few channels or several groups may be faster as it is. So such layers are tried in order, and each is
-    left out if that saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
+    A layer with few channels or several groups may be faster as it is. So all such layers are left out, or they are tried
+    in order, and each is left out if that saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
@@ -341,25 +342,32 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
             fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
         )
         alone = set(fuse_bias_gradients(pooled, target).equations)
-        return sum(_cycles(e, target) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
+        narrow = any(e.params["precision"] == "bfloat16" for e in chosen)
+        return sum(_cycles(e, target, narrow) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
 
-    chosen = {e for layer in layers for e in layer}
-    best = cycles(chosen)
-    for layer in layers:
+    def is_optional(layer: set[Equation]) -> bool:
         channels = (v.type.shape[1] for e in layer for v in images_of(e) if v in e.inputs)
-        optional = min(channels) < WIDE or any(map(is_grouped, layer))
-        if optional and (found := cycles(chosen - layer)) < best:
+        return min(channels) < WIDE or any(map(is_grouped, layer))
+
+    optional, every = list(filter(is_optional, layers)), {e for layer in layers for e in layer}
+    best, chosen = min(((cycles(x), x) for x in (every, every.difference(*optional))), key=itemgetter(0))
+    for layer in optional:
+        if (found := cycles(chosen - layer)) < best:
             chosen, best = chosen - layer, found
     return chosen if best < cycles(set()) else set()
 
 
-def _cycles(e: Equation, target: Target) -> float:
+def _cycles(e: Equation, target: Target, narrow: bool) -> float:
     """The estimated cycles of an equation that depend on the layout; 0 for equations that are as fast in either one.
+
+    Args:
+        narrow: whether images that are channels last are bfloat16 in memory.
 
     - Convolution: the estimate of its kernel.
     - Transpose: twice the bytes that it moves, because the kernels before and after it write and read float32.
-    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In the other layout the kernel of
-      a convolution also computes 2 x 2 max pooling.
+    - Pooling: its bytes, which are half as many in bfloat16. In float32 another kernel reads a gradient through pooling
+      again, and writes its first term. Where channels are not last, the kernel of a convolution also computes 2 x 2 max
+      pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
     - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
       weight gradient also computes are not counted.
@@ -368,7 +376,9 @@ def _cycles(e: Equation, target: Target) -> float:
     if e.name == "transpose":
         return 2 * moved
     if e.name.endswith(CHANNELS_LAST):
-        return moved / 2
+        y = e.outputs[0]
+        again = y.nbytes + y.size * BITS.itemsize if y.size > e.inputs[0].size else 0
+        return moved / 2 if narrow else moved + again / BYTES_PER_CYCLE
     if e.name in POOLS:
         joined = e.name == "max_pool2d" and e.params["windows"].kernel == (2, 2)
         return 0 if joined else moved
