@@ -291,7 +291,7 @@ class _Rounding:
         return outputs
 
 
-FIRST_BYTES_PER_CYCLE = 450
+FIRST_BYTES_PER_CYCLE = 600
 """A norm or a sum over PIXELS takes one cycle longer than if channels were last for this number of bytes that it moves;
 fitted (docs/worklog/conv.md)."""
 
@@ -342,8 +342,8 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
             fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
         )
         alone = set(fuse_bias_gradients(pooled, target).equations)
-        narrow = any(e.params["precision"] == "bfloat16" for e in chosen)
-        return sum(_cycles(e, target, narrow) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
+        in_tf32 = any(e.params["precision"] == TF32 for e in chosen)
+        return sum(_cycles(e, target, in_tf32) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
 
     def is_optional(layer: set[Equation]) -> bool:
         channels = (v.type.shape[1] for e in layer for v in images_of(e) if v in e.inputs)
@@ -357,17 +357,17 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
     return chosen if best < cycles(set()) else set()
 
 
-def _cycles(e: Equation, target: Target, narrow: bool) -> float:
+def _cycles(e: Equation, target: Target, in_tf32: bool) -> float:
     """The estimated cycles of an equation that depend on the layout; 0 for equations that are as fast in either one.
 
     Args:
-        narrow: whether images that are channels last are bfloat16 in memory.
+        in_tf32: whether convolutions of images that are channels last are in tf32.
 
     - Convolution: the estimate of its kernel.
     - Transpose: twice the bytes that it moves, because the kernels before and after it write and read float32.
-    - Pooling: its bytes, which are half as many in bfloat16. In float32 another kernel reads a gradient through pooling
-      again, and writes its first term. Where channels are not last, the kernel of a convolution also computes 2 x 2 max
-      pooling.
+    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In tf32 another kernel reads a
+      gradient through pooling again, and writes its first term. In the other layout the kernel of a convolution also
+      computes 2 x 2 max pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
     - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
       weight gradient also computes are not counted.
@@ -378,7 +378,7 @@ def _cycles(e: Equation, target: Target, narrow: bool) -> float:
     if e.name.endswith(CHANNELS_LAST):
         y = e.outputs[0]
         again = y.nbytes + y.size * BITS.itemsize if y.size > e.inputs[0].size else 0
-        return moved / 2 if narrow else moved + again / BYTES_PER_CYCLE
+        return moved + again / BYTES_PER_CYCLE if in_tf32 else moved / 2
     if e.name in POOLS:
         joined = e.name == "max_pool2d" and e.params["windows"].kernel == (2, 2)
         return 0 if joined else moved
