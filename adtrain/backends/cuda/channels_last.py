@@ -332,8 +332,9 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: the choice with the fewest cycles of `_cycles`.
 
-    A layer with few channels or several groups may be faster as it is. So all such layers are left out, or they are tried
-    in order, and each is left out if that saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
+    A layer with few channels or several groups may be faster as it is. So all such layers are left out, or they are
+    tried in order, and each is left out if that saves cycles. With many transposes, such as around depthwise
+    convolutions, all layers are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
