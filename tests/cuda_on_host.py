@@ -230,6 +230,9 @@ class Host:
             elif parameter == "const Parts parts":
                 args.append(f"*(Parts *)(pointers + {pointers})")
                 pointers += len(task.operands) - 1
+            elif parameter.startswith("const Terms"):
+                args.append(f"*(Terms *)(pointers + {pointers})")
+                pointers += sum(int(n) for n in re.findall(r"-DTERMS=(\d)", " ".join(task.source.options)))
             elif parameter.startswith("const Starts"):
                 args.append(f"*(Starts *)(numbers + {numbers})")
                 numbers += len(task.operands)
