@@ -39,6 +39,8 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import has_short_k
+from adtrain.lowering.shapes import product_lengths
 from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
@@ -233,10 +235,13 @@ def rowwise(equation: Equation) -> Items | None:
 
 
 def _is_narrow_product(equation: Equation) -> bool:
+    """Whether a block can read the right operand of a product. With a short K other kernels are faster."""
     if not equation.has(Trait.MATMUL) or equation.params["precision"] != FULL:
         return False
     a, b = equation.inputs
-    return len(a.type.shape) == 2 and a is not b and b.size <= MAX_WEIGHT and min(b.type.shape) <= MAX_NARROW
+    lengths = product_lengths(a.type, b.type, equation.params["transpose_a"], equation.params["transpose_b"])
+    fits = b.size <= MAX_WEIGHT and min(b.type.shape) <= MAX_NARROW and not has_short_k(lengths)
+    return fits and len(a.type.shape) == 2 and a is not b
 
 
 def _by_row_only(groups: Groups, found: list[Items | None], a: int, b: int) -> bool:
