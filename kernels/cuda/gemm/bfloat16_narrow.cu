@@ -3,7 +3,8 @@
 // if both operands have the same k.
 //
 // A cluster of blocks computes ROWS rows. Its warps divide K (sliced-K). Their sums are added in shared memory, in the order of the
-// warps, then of the blocks.
+// warps, then of the blocks. Registers allow one block on a multiprocessor. Of smaller blocks, the first multiprocessors that the
+// kernel before leaves would take several, and others none.
 //
 // PRODUCTS: pairs of matrices of the same K. If C has more than COLUMNS columns, X is B and C is the transposed product.
 //
@@ -13,11 +14,12 @@
 #include "gemm/narrow_operand.cuh"
 #include "sm90/cluster.cuh"
 
-constexpr int WARPS = 8, THREADS = WARPS * WARP;
-constexpr int DEPTH = WIDE_K ? 8 : 4, STEP = 4 * DEPTH;      // neighbouring k of a lane in a step; k of a step
-constexpr int TILES = WIDE_K ? 2 : 4, ROWS = 16 * TILES;     // tiles of mma.sync; rows of a block
-constexpr int GROUPS = COLUMNS / 8;                          // of columns
-constexpr int AHEAD = 2, RESIDENT = 3;                       // steps whose loads are in flight; blocks of a multiprocessor
+constexpr int WARPS = 16, THREADS = WARPS * WARP;
+constexpr int TILES = 4, ROWS = 16 * TILES;             // tiles of mma.sync; rows of a block
+constexpr int DEPTH = WIDE_K ? 8 : 4, STEP = 4 * DEPTH; // neighbouring k of a lane in a step; k of a step
+constexpr int LOADS = WIDE_K ? 2 * TILES : 4;           // loads of X in a step
+constexpr int GROUPS = COLUMNS / 8;                     // of columns
+constexpr int AHEAD = 16 / LOADS / GROUPS;              // steps whose loads are in flight, for which registers suffice
 
 #if PRODUCTS == 1
 struct Epilogues {
@@ -38,7 +40,7 @@ struct Shapes {
 
 // What lane (g, c) holds of a step: neighbouring pairs of x, and pairs of y at k = DEPTH c + 2i, of column g of each group.
 struct Step {
-    Vector<uint32_t, 4> x[4];
+    Vector<uint32_t, 4> x[LOADS];
     uint32_t y[GROUPS][DEPTH / 2];
 
     // Rows from `row` on of the `length` rows of X, at k = `from` ... `from` + STEP - 1 of `k`. What is outside is 0.
@@ -46,7 +48,7 @@ struct Step {
         const uint16_t *wide, const uint16_t *narrow, int64_t length, int64_t k, int64_t row, int64_t from) {
         const int g = threadIdx.x % WARP / 4, c = threadIdx.x % 4;
         #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < LOADS; i++) {
             const int64_t r = row + (WIDE_K ? 8 * i + g : 8 * g), at = from + DEPTH * c + (WIDE_K ? 0 : i);
             x[i] = {};
             if (r < length && at < k) x[i] = ::load<uint32_t, 4>((const uint32_t *)(wide + (WIDE_K ? r * k + at : at * length + r)));
@@ -87,7 +89,7 @@ struct Step {
     }
 };
 
-KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, RESIDENT) narrow_products(const __grid_constant__ Factors factors,
+KERNEL CLUSTER_DIMS __launch_bounds__(THREADS, 1) narrow_products(const __grid_constant__ Factors factors,
     const __grid_constant__ Epilogues epilogues, int64_t k, const __grid_constant__ Shapes shapes) {
     wait_for_inputs();
     const auto rows_of = [&](int i) { return max(shapes.of[i].m, shapes.of[i].n); };

@@ -1,5 +1,5 @@
-// C = op(A) op(B) for a short K, of a matrix or of many small ones, by FMA. A thread computes ROWS rows of COLUMNS columns. It holds
-// these columns of B in registers, and loads all auxiliary inputs of the epilogue first. Neighbouring threads have neighbouring
+// C = op(A) op(B) for a short K, of a matrix or of many small ones, by FMA. A thread computes ROWS rows of COLUMNS columns. It
+// loads all operands, and the auxiliary inputs of the epilogue, before the first product. Neighbouring threads have neighbouring
 // columns, so they read the same lines of memory.
 //
 // Macros (short_gemm in lowering/cuda/gemm): LENGTH_M, LENGTH_N, LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. ROWS and COLUMNS divide M and N.
@@ -35,19 +35,18 @@ KERNEL __launch_bounds__(THREADS) short_gemm(const T *a, const T *b, const Epilo
         #pragma unroll
         for (int v = 0; v < VECTORS; v++) aux[r][v] = epilogue.template load_aux<WIDE>(item, row + r, column + v * WIDE, index(r, v));
     }
-    T columns[COLUMNS][LENGTH_K];
+    T rows[ROWS][LENGTH_K], columns[COLUMNS][LENGTH_K];
+    load_lines<ROWS, LENGTH_M, !TRANSPOSE_A, TRANSPOSE_A ? 1 : WIDE_K>(rows, a + item * (LENGTH_M * LENGTH_K), row);
     load_lines<COLUMNS, LENGTH_N, TRANSPOSE_B, TRANSPOSE_B ? WIDE_K : WIDE_C>(columns, b + item * (LENGTH_K * LENGTH_N), column);
     #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        T of_row[1][LENGTH_K];
-        load_lines<1, LENGTH_M, !TRANSPOSE_A, TRANSPOSE_A ? 1 : WIDE_K>(of_row, a + item * (LENGTH_M * LENGTH_K), row + r);
         #pragma unroll
         for (int v = 0; v < VECTORS; v++) {
             T sums[WIDE] = {};
             #pragma unroll
             for (int k = 0; k < LENGTH_K; k++) {
                 #pragma unroll
-                for (int w = 0; w < WIDE; w++) sums[w] = fma(of_row[0][k], columns[v * WIDE + w][k], sums[w]);
+                for (int w = 0; w < WIDE; w++) sums[w] = fma(rows[r][k], columns[v * WIDE + w][k], sums[w]);
             }
             epilogue.write(aux[r][v], index(r, v), sums);
         }

@@ -55,7 +55,7 @@ MAX_SHORT_K = 16
 """The largest K of other products by `gemm/short_gemm.cu`. A thread holds K vectors of B in registers."""
 MIN_SHORT = 1 << 18
 """Minimum elements of their result, which is then bound by memory traffic."""
-SHORT_THREADS, SHORT_ROWS, MIN_SHORT_THREADS = 128, (8, 4, 2, 1), 1 << 15
+SHORT_THREADS, SHORT_ROWS, MIN_SHORT_THREADS = 128, (4, 2, 1), 1 << 15
 """Threads of a block; rows of a thread; minimum threads if they have several rows."""
 SHORT_BYTES_PER_CYCLE = 2000
 """Bytes that a GPU moves in a cycle for them."""

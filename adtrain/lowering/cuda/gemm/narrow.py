@@ -7,18 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adtrain.core.kernel import CudaKernel, CudaLaunch, Target
+from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target
 
 COLUMNS = 8, 16
 """The numbers of columns. The kernel needs accumulators for each."""
-WARPS, WARP_THREADS = 8, 32
+WARPS, ROWS = 16, 64
+"""Warps and rows of a block."""
 STEP = {True: 32, False: 16}
 """K of a step of a warp, by whether K is the last axis of the wide matrix."""
-ROWS = {True: 32, False: 64}
-"""Rows of a block, by the same."""
 CLUSTERS = 1, 2, 4, 8
-START, BYTES_PER_CYCLE, OF_BLOCK = 4000, 15, 8
-"""Cycles of a launch; bytes that a multiprocessor, and one block, read in a cycle. Estimates."""
+START, WAVE, BYTES_PER_CYCLE = 4000, 3000, 15
+"""Cycles of a launch, and of the start and end of a block; bytes that a multiprocessor reads in a cycle. Estimates."""
 
 
 def narrow_products(
@@ -35,12 +34,12 @@ def narrow_products(
     if columns not in COLUMNS or {*map(min, shapes)} != {columns} or len(along_k) > 1:
         return None
     ((wide_k, narrow_k),) = along_k
-    tiles = sum(-(-max(shape) // ROWS[wide_k]) for shape in shapes)
+    tiles = sum(-(-max(shape) // ROWS) for shape in shapes)
 
     def cycles(cluster: int) -> float:
         """Estimated, of a number of blocks that divide the K of a tile."""
-        blocks = -(-tiles * cluster // target.multiprocessors)
-        return START + blocks * ROWS[wide_k] * k * 2 / cluster / min(BYTES_PER_CYCLE, blocks * OF_BLOCK)
+        waves = -(-tiles * cluster // target.multiprocessors)
+        return START + waves * (WAVE + ROWS * k * 2 / cluster / BYTES_PER_CYCLE)
 
     cluster = min((x for x in CLUSTERS if x == 1 or x * WARPS * STEP[wide_k] <= k), key=cycles)
     launch = CudaLaunch(
@@ -49,8 +48,8 @@ def narrow_products(
         (k, *(length for shape in shapes for length in shape)),
         (np.dtype(np.float32),),
         blocks=tiles * cluster,
-        threads=WARPS * WARP_THREADS,
-        shared=WARPS * ROWS[wide_k] * columns * 4,
+        threads=WARPS * WARP,
+        shared=WARPS * ROWS * columns * 4,
         definitions={
             "PRODUCTS": len(shapes),
             "COLUMNS": columns,
