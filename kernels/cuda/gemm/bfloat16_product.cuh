@@ -40,7 +40,7 @@
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
 // Macros (Bfloat16Product in gemm/bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
-// PREFETCHES, MN_MAJOR_*, BOX_*, GATHER_*.
+// PREFETCHES, MN_MAJOR_*, BOX_*, GATHER_*, BESIDE, BESIDE_K.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
 #ifndef BESIDE
