@@ -307,7 +307,9 @@ class GroupedBfloat16Fusion(Fusion):
                     continue
                 key = tuple(matmul_of(e).outputs[0].type.shape for e in members)
                 if key not in known:
-                    known[key] = product_kernels(_product(members, self.target))[0].cycles
+                    cycles = product_kernels(_product(members, self.target))[0].cycles
+                    assert cycles is not None
+                    known[key] = cycles
                 before, groups = best[first]
                 found.append((before + known[key], [*groups, run[first:end]]))
             best.append(min(found, key=lambda x: x[0]))

@@ -248,8 +248,8 @@ def _has_short_k(e: Equation) -> bool:
     """Whether it is a product with a short K."""
     if not e.has(Trait.MATMUL):
         return False
-    transposed = e.params["transpose_a"], e.params["transpose_b"]
-    return has_short_k(product_lengths(*(v.type for v in e.inputs), *transposed))
+    a, b = e.inputs
+    return has_short_k(product_lengths(a.type, b.type, e.params["transpose_a"], e.params["transpose_b"]))
 
 
 def _by_row_only(groups: Groups, found: list[Items | None], a: int, b: int) -> bool:
