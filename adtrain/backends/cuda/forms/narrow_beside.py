@@ -29,6 +29,8 @@ class NarrowBesideFusion(Fusion):
         return target.capability == HOPPER and not target.by_member
 
     def prepared(self) -> Program:
+        if not any(_is_product(e) and _is_narrow(e) for e in self.program.equations):
+            return self.program
         return with_shared_views(self.program, _is_product)
 
     def together(self, groups: Groups) -> Iterable[Iterable[int]]:
