@@ -15,9 +15,8 @@ from sweeps import spread
 import adtrain as ad
 from adtrain import ops, passes
 from adtrain.backends.cuda import H200
-from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16, NARROW_BESIDE
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion
-from adtrain.backends.cuda.forms.narrow_beside import NarrowBesideFusion
 from adtrain.backends.cuda.launch_plan import LaunchPlan
 from adtrain.backends.cuda.lower import Lowering
 from adtrain.backends.cuda.product_precision import store_bfloat16
@@ -180,38 +179,3 @@ def test_an_input_whose_sign_is_read_before_its_product_is_converted_first() -> 
     program = store_bfloat16(stage(f, passes.SIMPLIFY).program(x, w), H200)
     names = [e.name for e in program.equations]
     assert names[:3] == ["to_bfloat16", "from_bfloat16", "less"]
-
-
-@pytest.mark.parametrize(("transposed", "columns"), [(False, 264), (True, 72)])
-def test_a_narrow_product_beside_a_wide_one_is_right(
-    transposed: bool, columns: int, host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sizes of both operands are no multiples of tiles; a block computes several tiles."""
-    monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "MAX_FLOPS", 0)
-    target = H200._replace(multiprocessors=3)
-    rng = np.random.default_rng(0)
-    x, w, a = (rng.standard_normal(shape, np.float32) for shape in ((200, 136), (columns, 136), (8, 136)))
-    given = [x, *((w, a) if transposed else (np.ascontiguousarray(w.T), np.ascontiguousarray(a.T)))]
-
-    def f(x: Any, w: Any, a: Any) -> Any:
-        with ops.matmul_precision("bfloat16"):
-            narrow = ops.matmul(x, a, transpose_b=transposed)
-            return ops.relu(ops.matmul(x, w, transpose_b=transposed)), narrow * 2
-
-    program = store_bfloat16(stage(f, passes.SIMPLIFY).program(*map(ad.array, given)), target)
-    for improve in (passes.fuse_loops, passes.fuse_product, FusionPass((NarrowBesideFusion,), target)):
-        program = improve(program)
-    monkeypatch.setattr(host, "lowering", Lowering(target))
-    known = dict(zip(program.inputs, given, strict=True)) | {v: x.numpy() for v, x in program.constants.items()}
-    *conversions, together = program.equations
-    for e in conversions:
-        known[e.outputs[0]] = e.primitive.reference(*(known[v] for v in e.inputs), **e.params)
-    assert together.form == NARROW_BESIDE
-    x, w, a = (from_bfloat16_p.reference(to_bfloat16_p.reference(each)).astype(float) for each in (x, w, a))
-    for kernel in host.lowering.candidates(together):
-        assert isinstance(kernel, CudaKernel)
-        known |= zip(
-            together.outputs, host.computed(together, kernel, [known[v] for v in together.inputs]), strict=True
-        )
-        for v, expected in zip(program.outputs, (np.maximum(x @ w.T, 0), 2 * (x @ a.T)), strict=True):
-            assert np.linalg.norm(known[v] - expected) <= TOLERANCE * np.linalg.norm(expected)

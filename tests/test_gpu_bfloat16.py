@@ -18,7 +18,7 @@ from test_narrow_values import NETWORKS, UNIT, error, sample, small_arrays_as_la
 
 from adtrain import ops
 from adtrain.backends.cpu.numpy_program import NumpyProgram
-from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16, NARROW_BESIDE
+from adtrain.backends.cuda.codegen.loops import GROUPED_BFLOAT16
 from adtrain.backends.cuda.forms.row_fused import LONG_ROWS
 from adtrain.core import tree
 from adtrain.core.array import array, from_numpy
@@ -110,27 +110,6 @@ def test_products_of_few_columns_are_right(
     kernel = narrow_products(gpu.lowering.target, [(m, n)], k, (ta, not tb))
     assert kernel is not None
     check_product(gpu, kernel, (1, m, n, k), ta, tb)
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("columns", [776, 3072])
-def test_a_narrow_product_beside_a_wide_one_is_right(gpu: Any, hopper: None, columns: int, transposed: bool) -> None:
-    rng = np.random.default_rng(0)
-    x, w, a = (rng.standard_normal(shape, np.float32) for shape in ((8200, 2056), (columns, 2056), (8, 2056)))
-    weights = (w, a) if transposed else (w.T.copy(), a.T.copy())
-
-    def f(x: Any, w: Any, a: Any) -> Any:
-        with ops.matmul_precision("bfloat16"):
-            return ops.relu(ops.matmul(x, w, transpose_b=transposed)), ops.matmul(x, a, transpose_b=transposed) * 2
-
-    args = [array(y, device="gpu") for y in (x, *weights)]
-    staged = stage(f, ALL)
-    assert NARROW_BESIDE in {e.form for e in staged.program(*args).equations}
-    found, again = ([y.numpy() for y in staged(*args)] for _ in range(2))
-    x, w, a = (from_bfloat16_p.reference(to_bfloat16_p.reference(each)).astype(float) for each in (x, w, a))
-    for y, z, expected in zip(found, again, (np.maximum(x @ w.T, 0), 2 * (x @ a.T)), strict=True):
-        assert y.tobytes() == z.tobytes()
-        assert distance(y, expected) < 1e-5
 
 
 def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: Any) -> None:

@@ -12,7 +12,6 @@ from program_samples import ON_GPU, bfloat16_gradients, bodies, everywhere, for_
 import adtrain as ad
 from adtrain import config, ops, passes
 from adtrain.backends.cuda import H200
-from adtrain.backends.cuda.codegen.loops import NARROW_BESIDE
 from adtrain.backends.cuda.forms.horizontal import MAX_K, MAX_POINTERS, WAVES
 from adtrain.backends.cuda.forms.weight_gradients import fuse_recurrent_gradients
 from adtrain.core.kernel import Target
@@ -329,18 +328,6 @@ def test_threads_compute_narrow_products_of_many_rows_with_what_reads_them(preci
 
     given = [np.ones(shape, np.float32) for shape in ((1 << 15, 64), (3, 64), (1 << 15, 3))]
     assert names(for_gpu(stage(f, ()).program(*given))) == ["thread_items"]
-
-
-@pytest.mark.parametrize("dependent", [False, True])
-def test_a_narrow_product_joins_a_wide_one_of_the_same_factor_unless_it_needs_its_result(dependent: bool) -> None:
-    def f(x: Any, w: Any, a: Any) -> Any:
-        with ops.matmul_precision("bfloat16"):
-            y = ops.relu(ops.matmul(x, w))
-            return y, ops.matmul(x, a + ops.max(y) if dependent else a)
-
-    arrays = (np.ones(shape, np.float32) for shape in ((4096, 1024), (1024, 1024), (1024, 8)))
-    forms = [e.form for e in stage(f, ON_GPU).program(*arrays).equations]
-    assert (NARROW_BESIDE in forms) != dependent
 
 
 def test_narrow_weight_gradients_of_one_launch_take_one_block_on_each_multiprocessor() -> None:

@@ -11,7 +11,6 @@ from adtrain.backends.cuda.forms.column_sum import COLUMN_SUM, ColumnSumFusion
 from adtrain.backends.cuda.forms.gather import GatherFusion
 from adtrain.backends.cuda.forms.grouped_products import GroupedBfloat16Fusion, GroupedProductsFusion
 from adtrain.backends.cuda.forms.horizontal import HorizontalFusion, is_product
-from adtrain.backends.cuda.forms.narrow_beside import NarrowBesideFusion
 from adtrain.backends.cuda.forms.one_block import OneBlockFusion
 from adtrain.backends.cuda.forms.product import CONVOLUTION, ConvolutionFusion
 from adtrain.backends.cuda.forms.product_sums import PRODUCT_SUMS, ProductSumsFusion
@@ -86,7 +85,6 @@ def gpu_fusions(target: Target) -> Sequence[Pass]:
         *(FusionPass((fusion,), target) for fusion in fusions_of_users("cuda")),
         *_fusions_of_loops(target),
         partial(narrow_values, target=target),
-        FusionPass((NarrowBesideFusion,), target),
     )
 
 

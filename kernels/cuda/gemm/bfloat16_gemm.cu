@@ -55,19 +55,12 @@ struct Matrices : MappedOperands {
 
 #define MATRICES Matrices{{maps, (int)k}, (int)m, (int)n}
 
-#if BESIDE
-typedef Epilogues KernelEpilogue;
-__device__ __forceinline__ const Epilogue &epilogue_at(const Epilogues &epilogues, const TileCoord &) { return epilogues.own; }
-#else
-typedef Epilogue KernelEpilogue;
-#endif
-
-KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const __grid_constant__ Maps maps, const KernelEpilogue epilogue,
+KERNEL __launch_bounds__(THREADS, 1) bfloat16_gemm(const __grid_constant__ Maps maps, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
     multiply(Work(batch, m, n, whole), MATRICES, epilogue, scratch);
 }
 
-KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const __grid_constant__ Maps maps, const KernelEpilogue epilogue,
+KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_splits(const __grid_constant__ Maps maps, const Epilogue epilogue,
     int64_t batch, int64_t m, int64_t n, int64_t k, int64_t whole, char *scratch) {
     wait_for_inputs();
     const int i = blockIdx.x * SUM_THREADS + threadIdx.x;

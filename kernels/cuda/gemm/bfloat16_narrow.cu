@@ -11,7 +11,7 @@
 // Macros (narrow_products in lowering/cuda/gemm/narrow.py): PRODUCTS, COLUMNS (a multiple of 8), CLUSTER. WIDE_K, NARROW_K: whether
 // neighbouring elements of X, or of Y, have neighbouring k. WIDE_C: most elements of a store.
 #include "common/epilogue.cuh"
-#include "gemm/narrow_operand.cuh"
+#include "common/mma_sync.cuh"
 #include "sm90/cluster.cuh"
 
 constexpr int WARPS = 16, THREADS = WARPS * WARP;
@@ -55,10 +55,20 @@ struct Step {
         }
         #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
-            #pragma unroll
-            for (int i = 0; i < DEPTH / 2; i++)
-                y[j][i] = narrow_pair<COLUMNS, NARROW_K>(
-                    narrow, 8 * j, k, [&](int r) { return from + DEPTH * (r / 2) + 2 * i + r % 2; });
+            if constexpr (NARROW_K) {
+                const int64_t at = from + DEPTH * c;
+                Vector<uint32_t, DEPTH / 2> pairs = {};
+                if (at < k) pairs = ::load<uint32_t, DEPTH / 2>((const uint32_t *)(narrow + (8 * j + g) * k + at));
+                #pragma unroll
+                for (int i = 0; i < DEPTH / 2; i++) y[j][i] = pairs.lane[i];
+            } else {
+                #pragma unroll
+                for (int i = 0; i < DEPTH / 2; i++) {
+                    const int64_t at = from + DEPTH * (g / 2) + 2 * i + g % 2;
+                    y[j][i] = transposed_matrix(
+                        at < k ? *(const uint32_t *)(narrow + at * COLUMNS + 8 * j + 2 * c) : 0);
+                }
+            }
         }
     }
 

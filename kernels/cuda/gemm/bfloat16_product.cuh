@@ -27,10 +27,6 @@
 // What the epilogue reads is loaded before the product of a tile, if registers suffice (EARLY in consume()). Otherwise it is
 // prefetched to L2 before the product, if PREFETCHES: then that of all blocks fits into a part of L2.
 //
-// BESIDE: the kernel also multiplies A, which is K-major, by a matrix Y of BESIDE_COLUMNS columns. For the tiles of the first column
-// two producer warps, which issue no copies, compute this product by mma.sync from A in shared memory. So A is read once.
-// BESIDE_K: whether Y is K-major. Epilogues then has the members y and `beside`, the epilogue of this product.
-//
 // A class Product describes the operands and the result:
 //   int k_tiles(int64_t item)            tiles of K of an item of the batch
 //   auto load_a(const TileSplit &), load_b   a function (int k_tile, char *stage, Mbarrier &full) that issues the copies of a stage,
@@ -40,13 +36,9 @@
 //   Tile tile(const TileSplit &, int row, int column)   the places of results in memory: an AccumulatorTile, or derived from it
 //
 // Macros (Bfloat16Product in gemm/bfloat16.py): TILE_M, TILE_N, TILE_K, TILE_STAGES, BLOCK_THREADS, PINGPONG, IN_TF32, TERMS, SPLITS,
-// PREFETCHES, MN_MAJOR_*, BOX_*, GATHER_*, BESIDE, BESIDE_K.
+// PREFETCHES, MN_MAJOR_*, BOX_*, GATHER_*.
 // WIDE_C: maximum elements per store. SUM_THREADS, SUM_COLUMNS: threads of a block, and columns of a thread, that add splits.
 #pragma once
-#ifndef BESIDE
-#define BESIDE 0
-#endif
-#include "gemm/narrow_operand.cuh"
 #include "sm90/accumulator.cuh"
 #include "sm90/tma.cuh"
 
@@ -326,56 +318,6 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
     if constexpr (Epilogue::SUMS > 0) write_sums<Stores>(columns, work, stagings, partial_sums);
 }
 
-#if BESIDE
-constexpr int BESIDE_COLUMNS = 8, BESIDE_WARPS = 2;
-static_assert(!GATHERS && !MN_MAJOR_A && KIND == BFLOAT16 && TERMS == 1 && SPLITS == 1, "the tile of A in shared memory");
-
-// A producer warp, number `warp` of BESIDE_WARPS: the product with Y for its part of the rows.
-template <class Product, class Epilogues> __device__ __forceinline__ void multiply_beside(const Work &work,
-    const Product &product, Pipeline<TILE_STAGES> &pipeline, const char *shared, const Epilogues &epilogues, int warp) {
-    constexpr int ROWS = TILE_M / BESIDE_WARPS;
-    const int lane = threadIdx.x % WARP, first = warp * ROWS;
-    PipelineState<TILE_STAGES> state;
-    for (int i = blockIdx.x; i < work.count(); i += gridDim.x) {
-        const TileSplit own(i, work, product);
-        const bool computes = own.column == 0;
-        float sums[ROWS / 16][4] = {};
-        for (int k_tile = own.begin; k_tile < own.end; k_tile++, state.advance()) {
-            uint32_t y[TILE_K / 8];
-            #pragma unroll
-            for (int j = 0; computes && j < TILE_K / 8; j++)
-                y[j] = narrow_pair<BESIDE_COLUMNS, BESIDE_K>(
-                    epilogues.y, 0, product.k, [&](int r) { return k_tile * TILE_K + 8 * j + r; });
-            pipeline.wait_full(state);
-            // Of the first 16 rows; the swizzle of the 32 bytes of a step is an exclusive or.
-            const unsigned rows = shared_address(shared + state.stage * SIZE + swizzle_128b(first + lane % 16, lane / 16));
-            #pragma unroll
-            for (int step = 0; computes && step < STEPS; step++) {
-                #pragma unroll
-                for (int t = 0; t < ROWS / 16; t++) {
-                    uint32_t a[4];
-                    load_matrices<false>(a, (rows ^ 32 * step) + 16 * 128 * t);
-                    multiply_add<BFLOAT16_BITS>(sums[t], a, y[2 * step], y[2 * step + 1]);
-                }
-            }
-            __syncwarp();
-            pipeline.release(state.stage);
-        }
-        #pragma unroll
-        for (int t = 0; t < ROWS / 16; t++) {
-            #pragma unroll
-            for (int h = 0; h < 2; h++) {
-                const int row = own.row + first + 16 * t + 8 * h + lane / 4, column = lane % 4 * 2;
-                const T values[2] = {sums[t][2 * h], sums[t][2 * h + 1]};
-                if (computes && row < work.m) epilogues.beside(0, row, column, (int64_t)row * BESIDE_COLUMNS + column, values);
-            }
-        }
-    }
-}
-#else
-constexpr int BESIDE_WARPS = 0;
-#endif
-
 constexpr int PRODUCER_REGISTERS = GATHERS ? 72 : 40, CONSUMER_REGISTERS = GATHERS ? 216 : 232;
 static_assert(GROUPS == 1 || registers_suffice(WARPGROUP, PRODUCER_REGISTERS, CONSUMERS, CONSUMER_REGISTERS));
 
@@ -386,8 +328,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void multip
     __shared__ WarpStaging staging[CONSUMERS / WARP];
     const int warp = threadIdx.x / WARP;
     if (threadIdx.x == 0) {
-        pipeline.init(
-            GATHERS ? WARPGROUP + (GATHER_A != GATHER_B) : 2, (PINGPONG ? WARPGROUP : CONSUMERS) / WARP + BESIDE_WARPS);
+        pipeline.init(GATHERS ? WARPGROUP + (GATHER_A != GATHER_B) : 2, (PINGPONG ? WARPGROUP : CONSUMERS) / WARP);
         fence_mbarrier_init();
     }
     wait_for_inputs(); // nothing before it reads memory
@@ -403,10 +344,6 @@ template <class Product, class Epilogues> __device__ __forceinline__ void multip
         else if (threadIdx.x == WARP)
             produce(work, product, pipeline, shared + SIZE_A,
                 [&](const TileSplit &own) { return expecting<SIZE - SIZE_A>(product.load_b(own)); });
-#if BESIDE
-        else if (warp >= BESIDE_WARPS)
-            multiply_beside(work, product, pipeline, shared, epilogues, warp - BESIDE_WARPS);
-#endif
     } else {
         if (GROUPS > 1) warpgroup_reg_alloc<CONSUMER_REGISTERS>();
         consume(work, product, pipeline, shared, staging, epilogues, (T *)scratch);

@@ -295,9 +295,6 @@ class _Writer:
         return self.names[table], f"(there{i} ? row{i} : 0) * {length} + i % {length}"
 
 
-NARROW_BESIDE = "narrow_beside"
-"""Two products of the same left factor, the second one with few columns, whose kernel reads the factor once."""
-
 GROUPED_BFLOAT16 = "grouped_bfloat16"
 """Independent products of bfloat16 with equal epilogues, whose tiles share the blocks of a launch."""
 
@@ -320,9 +317,7 @@ def matmul_of(equation: Equation) -> Equation:
 
 def factors_of(equation: Equation) -> Sequence[Variable]:
     """The arguments of the product or convolution before an epilogue; of all products where several share a launch."""
-    products: Sequence[Equation] = [equation]
-    if equation.form in (GROUPED_BFLOAT16, NARROW_BESIDE):
-        products = body_of(equation).equations[: 1 if equation.form == NARROW_BESIDE else None]
+    products = body_of(equation).equations if equation.form == GROUPED_BFLOAT16 else [equation]
     return [v for e in products for v in matmul_of(e).inputs]
 
 

@@ -55,8 +55,6 @@ PREFETCHED_BYTES = 24 << 20
 FIND_ROWS = 1400
 """Cycles in which the producer warps find the rows of a tile in the images, if channels are along K; fitted."""
 FLOAT32 = np.dtype("float32")
-BESIDE_COLUMNS = 8
-"""Columns of a narrow matrix by which a kernel also multiplies A. Producer warps have registers for one group of 8."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +178,6 @@ class Bfloat16Product:
         others: M and N of further products of the same K in the same launch. The batch is 1.
         epilogue: what the epilogue moves; None if it is not known.
         shared: shared memory of a block; None: stages with TILE_K of both operands.
-        beside: whether the matrix of BESIDE_COLUMNS columns by which the kernel also multiplies A is K-major (BESIDE);
-            None: there is none.
     """
 
     target: Target
@@ -195,7 +191,6 @@ class Bfloat16Product:
     others: tuple[tuple[int, int], ...] = ()
     epilogue: EpilogueBytes | None = None
     shared: MemoryLayout | None = None
-    beside: bool | None = None
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -311,7 +306,6 @@ class Bfloat16Product:
                     "GATHER_A": int(self.gathered[0]),
                     "GATHER_B": int(self.gathered[1]),
                     "WIDE_C": math.gcd(8, row_length),
-                    **({} if self.beside is None else {"BESIDE": 1, "BESIDE_K": int(self.beside)}),
                     **(definitions or {}),
                 },
                 layouts=others,
@@ -424,15 +418,6 @@ def product_kernels(product: Bfloat16Product) -> Sequence[CudaKernel]:
         narrow = narrow_products(product.target, product.shapes, product.lengths[3], product.mn_major)
     tiled = [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
     return tiled if narrow is None else [narrow, *tiled]
-
-
-def kernels_beside(product: Bfloat16Product, k_major: bool) -> Sequence[CudaKernel]:
-    """The kernels that also multiply A by a matrix of BESIDE_COLUMNS columns, which is K-major or not; none if K would
-    better be split."""
-    found = fastest_splits(product, MATRIX_TILES)
-    if found[0].splits > 1 or product.mn_major[0] or product.lengths[0] > 1:
-        return []
-    return [bfloat16_gemm(replace(x, beside=k_major)) for x in found if x.splits == 1]
 
 
 def candidates(
