@@ -3,8 +3,7 @@
 // if both operands have the same k.
 //
 // A cluster of blocks computes ROWS rows. Its warps divide K (sliced-K). Their sums are added in shared memory, in the order of the
-// warps, then of the blocks. Registers allow one block on a multiprocessor. Of smaller blocks, the first multiprocessors that the
-// kernel before leaves would take several, and others none.
+// warps, then of the blocks. Registers allow one block on a multiprocessor.
 //
 // PRODUCTS: pairs of matrices of the same K. If C has more than COLUMNS columns, X is B and C is the transposed product.
 //
