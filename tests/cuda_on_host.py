@@ -219,6 +219,9 @@ class Host:
         for parameter in parameters:
             if "Maps" in parameter:
                 args.append("*(Maps *)maps")
+            elif "Factors" in parameter:
+                args.append(f"*(Factors *)(pointers + {pointers})")
+                pointers += 2 * int(re.search(r"-DPRODUCTS=(\d+)", " ".join(task.source.options))[1])
             elif "Epilogue" in parameter:
                 args.append(f"*({parameter.split()[-2]} *)(pointers + {pointers})")
             elif "Shapes" in parameter:

@@ -26,7 +26,7 @@ from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, fuse
-from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, member_gemms
+from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, has_short_k, member_gemms
 from adtrain.lowering.cuda.indexing import Tiles, transposed_tiles
 from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
@@ -162,7 +162,7 @@ def blocks_in_launch(equation: Equation) -> int | None:
         return -(-e.outputs[0].size // ELEMENTS)
     if is_product(e):
         batch, m, n, k = product_lengths(e)
-        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
+        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS and not has_short_k((batch, m, n, k))
         return batch * -(-m // TILE) * -(-n // TILE) if small else None
     if e.form == COLUMN_SUM:
         return column_blocks(e) if shares_launch(e) else None

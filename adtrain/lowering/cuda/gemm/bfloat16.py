@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import HOPPER, CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
+from adtrain.lowering.cuda.gemm.narrow import narrow_products
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
@@ -435,6 +436,16 @@ def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
     return product.kernel("gemm/bfloat16_gemm.cu", names, numbers, row_length, maps, macros)
 
 
+def product_kernels(product: Bfloat16Product) -> Sequence[CudaKernel]:
+    """The kernels of products of matrices, the fastest by estimate first. Tiles are too wide for products of few
+    columns."""
+    narrow = None
+    if product.lengths[0] == 1:
+        narrow = narrow_products(product.target, product.shapes, product.lengths[3], product.mn_major)
+    tiled = [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
+    return tiled if narrow is None else [narrow, *tiled]
+
+
 def candidates(
     target: Target,
     a: Any,
@@ -455,4 +466,4 @@ def candidates(
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
     product = Bfloat16Product(target, lengths, TILES[0], mn_major, epilogue=epilogue)
-    return [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
+    return product_kernels(product)
