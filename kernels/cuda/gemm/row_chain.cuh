@@ -59,20 +59,50 @@ __device__ __forceinline__ void multiply(
     }
 }
 
+// A lane's elements of an M x N matrix in the block's scratch memory: of 16 rows from `row` on, and TILES x 8 columns from `column`
+// on. `begin`: the matrix is 0 before.
+template <int TILES, int M, int N> struct Total {
+    static constexpr int PAIR = N % 2 == 0 ? 2 : 1; // neighbours in one access
+    float *const total;
+    const int row, column;
+    float before[TILES][4];
+
+    // Calls f(j, i, place) for the elements i, or i and i + 1 of a pair, of tile j.
+    template <class F> __device__ __forceinline__ void each(const F &f) const {
+        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+        #pragma unroll
+        for (int j = 0; j < TILES; j++)
+            #pragma unroll
+            for (int i = 0; i < 4; i += PAIR) {
+                const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+                f(j, i, m < M && n < N ? total + m * N + n : nullptr);
+            }
+    }
+    __device__ __forceinline__ Total(float *total, int row, int column, bool begin) : total(total), row(row), column(column) {
+        each([&](int j, int i, const float *at) {
+            Vector<float, PAIR> found = {};
+            if (!begin && at) found = load<float, PAIR>(at);
+            #pragma unroll
+            for (int k = 0; k < PAIR; k++) before[j][i + k] = found.lane[k];
+        });
+    }
+    __device__ __forceinline__ void add(const float (&sums)[TILES][4]) const {
+        each([&](int j, int i, float *at) {
+            Vector<float, PAIR> found;
+            #pragma unroll
+            for (int k = 0; k < PAIR; k++) found.lane[k] = before[j][i + k] + sums[j][i + k];
+            if (at) store(at, 0, found);
+        });
+    }
+};
+
 // total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before.
 template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
     int row, int column, int left, bool begin) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    float before[TILES][4];
-    #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            before[j][i] = begin || m >= M || n >= N ? 0 : total[m * N + n];
-        }
+    Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
     #pragma unroll
     for (int i = 0; i < COUNT; i++)
@@ -89,13 +119,7 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
                 add_product(sums[j], a, b);
             }
         }
-    #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            if (m < M && n < N) total[m * N + n] = before[j][i] + sums[j][i];
-        }
+    sum.add(sums);
 }
 
 // The sum of a column over `left` rows.

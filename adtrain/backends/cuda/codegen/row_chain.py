@@ -123,7 +123,7 @@ class _Writer:
             "}",
         ]
         scratch = 4 * (layout.partial + layout.kept) * layout.blocks
-        headers = ("common/common.cuh", "gemm/row_chain.cuh")
+        headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.terms else ''}.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
 
@@ -134,6 +134,9 @@ class _Writer:
             rows, columns = v.type.shape
             kind = f"rows::load_weight<{rows}, {columns}, {weight_pitch(columns)}>"
             lines.append(f"{kind}(shared + {at}, {self.names[v]});")
+        for v, at in self.layout.split_weights.items():
+            rows, columns = v.type.shape
+            lines.append(f"row_terms::load_weight<{rows}, {columns}>(shared + {at}, {self.names[v]});")
         for v, at in self.layout.vectors.items():
             lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
@@ -143,7 +146,9 @@ class _Writer:
         lines = []
         for v, (place, *_) in self.plan.places.items():
             if place.begin < 0:
-                load = f"rows::load_rows<ROWS, {width(v)}, {pitch(width(v))}>"
+                kind = f"ROWS, {width(v)}"
+                floats = f"rows::load_rows<{kind}, {pitch(width(v))}>"
+                load = f"row_terms::load_rows<{kind}>" if self.layout.in_terms(v) else floats
                 lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
@@ -170,7 +175,9 @@ class _Writer:
                 continue
             to = f"sums + {_at(self.layout.offsets[total])}"
             begin = "begin" if step == min(at for at, _, _ in total.terms) else "false"
-            if terms[0][1] is None:  # sums of columns have the last warps, which have less other work
+            if self.layout.by_ones(total):
+                lines += self._products(total, to, [("0", x) for x, _ in terms], begin)
+            elif terms[0][1] is None:  # sums of columns have the last warps, which have less other work
                 n = total.size
                 columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
@@ -190,13 +197,16 @@ class _Writer:
         (m, n), items, copies = total.shape, strips * groups, self.layout.copies(total)
         count = len(pairs) // copies
         x, y = ([_selected([pair[i] for pair in pairs[k::count]]) for k in range(count)] for i in (0, 1))
-        kind = f"{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
+        kind = f"rows::add_products<{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}>"
+        if self.layout.terms:
+            ones = str(total.terms[0][2] is None).lower()
+            kind = f"row_terms::add_products<{count}, ROWS, {tiles}, {m}, {n}, {ones}>"
         return [
             f"for (int item = warp; item < {copies * items}; item += {self.layout.warps}) {{",
             f"    const int copy = item / {items}, row = item % {items} / {groups} * {STRIP};",
             f"    const int column = item % {groups} * {8 * tiles};",
             f"    const float *const x[{count}] = {{{', '.join(x)}}}, *const y[{count}] = {{{', '.join(y)}}};",
-            f"    rows::add_products<{kind}>({to} + copy * {m * n}, x, y, row, column, left, {begin});",
+            f"    {kind}({to} + copy * {m * n}, x, y, row, column, left, {begin});",
             "}",
         ]
 
@@ -247,12 +257,17 @@ class _Block:
         writer, n = self.writer, self.columns
         strips = writer.layout.rows // STRIP
         tiles, groups = writer.layout.division(n)
-        stores, held = list[str](), list[str]()
+        stores, held, factors = list[str](), list[str](), list[str]()
         for v in targets:
             value = self.at(v, self.own)
             for place in self.plan.places.get(v, ()):
                 if place.begin == self.step:
                     inside = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
+                    if writer.layout.in_terms(v):
+                        kind = f"row_terms::store<ROWS, {padded(n)}>(shared + {_at(place.at)}"
+                        stores.append(f"factor{len(factors)}[k] = {inside};")
+                        factors.append(f"{kind}, strip + g + 8 * i, tile + 8 * j + 2 * c, {{0}}[2 * i], {{0}}[2 * i + 1]);")
+                        continue
                     test = "" if n > MAX_INLINE else f"if (column < {n}) "
                     stores.append(f"{test}shared[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
             if v in self.plan.kept and self.plan.level[v] == self.step:
@@ -281,10 +296,14 @@ class _Block:
             "#pragma unroll",
             f"for (int j = 0; j < {tiles}; j++) {{",
             *(f"    Vector<float, 4> later{i};" for i in range(len(held))),
+            *(f"    float factor{i}[4];" for i in range(len(factors))),
             "    #pragma unroll",
             "    for (int k = 0; k < 4; k++) {",
             *(f"        {line}" for line in elements),
             "    }",
+            *(["    #pragma unroll", "    for (int i = 0; i < 2; i++) {"] if factors else []),
+            *(f"        {line.format(f'factor{i}')}" for i, line in enumerate(factors)),
+            *(["    }"] if factors else []),
             *([f"    const int place = {from_j};"] if held else []),
             *(f"    {line}" for line in held),
             "}",
@@ -298,14 +317,22 @@ class _Block:
         for (weight, transposed), equations in self.products.items():
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
-            factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
-            at, n = _at(self.writer.layout.weights[weight]), weight.type.shape[1]
-            kind = f"{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {str(transposed).lower()}, {tiles}"
+            n, way = weight.type.shape[1], str(transposed).lower()
+            if self.writer.layout.terms:
+                factors, at = [f"shared + {at}" for at in places], _at(self.writer.layout.split_weights[weight])
+                of_columns = padded(n if not transposed else weight.type.shape[0])
+                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"
+                arguments = f"{name}, factors, strip, shared + {at}, tile"
+            else:
+                factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
+                at = _at(self.writer.layout.weights[weight])
+                kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
+                arguments = f"{name}, factors, shared + {at}, tile"
             lines += [
                 f"float {name}[{count}][{tiles}][4] = {{}};",
                 "{",
                 f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
-                f"    rows::multiply<{kind}>({name}, factors, shared + {at}, tile);",
+                f"    {kind}({arguments});",
                 "}",
             ]
         return lines
@@ -342,6 +369,9 @@ class _Block:
     def _computed(self, v: Variable, column: str) -> str:
         plan = self.plan
         place = plan.place(v, self.step)
+        if place is not None and self.writer.layout.in_terms(v):
+            kind = f"row_terms::element<ROWS, {padded(width(v))}>"
+            return self._named(v, f"{kind}(shared + {_at(place.at)}, row, {column})")
         if place is not None:
             return self._named(v, f"shared[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
         if v in plan.kept and plan.level[v] < self.step and width(v) == self.columns and column == self.own:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
-from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
+from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, weight_pitch, width
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
@@ -14,6 +16,8 @@ WARPS = (4, 8, 12, 16)
 """Warps of a block."""
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 """Rows of a tile. A tensor-core instruction takes 16 rows."""
+WAYS = (True,)
+"""Whether factors are stored as terms."""
 STRIP = 16
 """Rows of a warp's tile."""
 MAX_WARPS = 16
@@ -35,17 +39,22 @@ class Layout:
         warps: of a block.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
-        weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
+        terms: whether factors of products are stored as terms of tensor cores, each split once; see
+            `kernels/cuda/gemm/row_chain_terms.cuh`. Else they are floats, and each warp splits what it reads.
+        weights, split_weights, vectors: where weights as floats, weights as terms, and other arguments that all rows
+            share, begin in shared memory, in floats.
         floats: of shared memory.
         kept: floats of the values of a tile in scratch memory.
     """
 
     plan: Plan
+    terms: bool
     rows: int
     warps: int
     resident: int
     blocks: int
     weights: dict[Variable, int]
+    split_weights: dict[Variable, int]
     vectors: dict[Variable, int]
     floats: int
     kept: int
@@ -56,13 +65,22 @@ class Layout:
         found, at = {}, 0
         for total in self.plan.sums:
             found[total] = at
-            at += total.size * self.copies(total)
+            at += -(-total.size * self.copies(total) // 4) * 4
         return found
 
     @property
     def partial(self) -> int:
         """The floats of the partial sums of a block."""
-        return -(-sum(total.size * self.copies(total) for total in self.plan.sums) // 4) * 4
+        return sum(-(-total.size * self.copies(total) // 4) * 4 for total in self.plan.sums)
+
+    def in_terms(self, v: Variable) -> bool:
+        """Whether a value by row is stored as terms."""
+        return self.terms and v in self.plan.factors
+
+    def by_ones(self, total: RowSum) -> bool:
+        """Whether tensor cores multiply ones by the rows of a sum of columns, which are terms."""
+        _, x, y = total.terms[0]
+        return y is None and self.in_terms(x)
 
     def copies(self, total: RowSum) -> int:
         """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
@@ -140,27 +158,53 @@ a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the shortest estimated time, whose places are given to the plan; None if none fits on chip."""
     places = [x for own in plan.places.values() for x in own]
-    weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
-    for v in plan.weights:
-        weights[v] = at
-        at += padded(v.type.shape[0]) * weight_pitch(v.type.shape[1])
-    for v in plan.vectors:
-        vectors[v] = at
-        at += -(-v.size // 4) * 4
     found: list[Layout] = []
-    for rows in ROWS:
+    for terms, rows in product(WAYS, ROWS):
+        *shared, at = _arrange_shared(plan, terms)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
+        floats = at + arrange(places, _sizes(plan, places, terms, rows)) + MARGIN
         fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
         for warps in WARPS:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept))
+                found.append(Layout(plan, terms, rows, warps, resident, blocks, *shared, floats, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
-    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
+    arrange(places, _sizes(plan, places, best.terms, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
+    *_, at = _arrange_shared(plan, best.terms)
     for x in places:
         x.at += at
     return best
+
+
+def _arrange_shared(plan: Plan, terms: bool) -> tuple[dict[Variable, int], dict[Variable, int], dict[Variable, int], int]:
+    """Where the arguments that all rows share begin in shared memory, see `Layout`, and where they end."""
+    weights, split_weights, vectors, at = dict[Variable, int](), dict[Variable, int](), dict[Variable, int](), 0
+    for v in plan.weights:
+        k, n = v.type.shape
+        if not terms or v in plan.inline_weights:
+            weights[v] = at
+            at += padded(k) * weight_pitch(n)
+        if terms and v in plan.tensor_weights:
+            split_weights[v] = at
+            at += term_floats(padded(k) * padded(n))
+    for v in plan.vectors:
+        vectors[v] = at
+        at += -(-v.size // 4) * 4
+    return weights, split_weights, vectors, at
+
+
+def _sizes(plan: Plan, places: Collection[Place], terms: bool, rows: int) -> dict[Place, int]:
+    """The floats of each place in shared memory."""
+
+    def of_row(v: Variable) -> int:
+        return term_floats(padded(width(v))) if terms and v in plan.factors else pitch(width(v))
+
+    return {x: rows * of_row(x.value) for x in places}
+
+
+def term_floats(n: int) -> int:
+    """The floats in whose memory `n` numbers fit as three bfloat16 terms."""
+    return 3 * n // 2
