@@ -63,6 +63,7 @@ __device__ __forceinline__ void multiply(
 // on. `begin`: the matrix is 0 before.
 template <int TILES, int M, int N> struct Total {
     static constexpr int PAIR = N % 2 == 0 ? 2 : 1; // neighbours in one access
+    static constexpr bool WHOLE = M % 16 == 0 && N % 8 == 0;
     float *const total;
     const int row, column;
     float before[TILES][4];
@@ -75,13 +76,13 @@ template <int TILES, int M, int N> struct Total {
             #pragma unroll
             for (int i = 0; i < 4; i += PAIR) {
                 const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-                f(j, i, m < M && n < N ? total + m * N + n : nullptr);
+                f(j, i, WHOLE || (m < M && n < N) ? total + m * N + n : nullptr);
             }
     }
     __device__ __forceinline__ Total(float *total, int row, int column, bool begin) : total(total), row(row), column(column) {
         each([&](int j, int i, const float *at) {
             Vector<float, PAIR> found = {};
-            if (!begin && at) found = load<float, PAIR>(at);
+            if (!begin && (WHOLE || at)) found = load<float, PAIR>(at);
             #pragma unroll
             for (int k = 0; k < PAIR; k++) before[j][i + k] = found.lane[k];
         });
@@ -91,16 +92,16 @@ template <int TILES, int M, int N> struct Total {
             Vector<float, PAIR> found;
             #pragma unroll
             for (int k = 0; k < PAIR; k++) found.lane[k] = before[j][i + k] + sums[j][i + k];
-            if (at) store(at, 0, found);
+            if (WHOLE || at) store(at, 0, found);
         });
     }
 };
 
-// total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
+// total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before.
 template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
-    int row, int column, int left, bool begin) {
+    int row, int column, bool begin) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
@@ -109,9 +110,7 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
         #pragma unroll 2
         for (int k = 0; k < ROWS; k += 8) {
             const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
-            const bool own = k + t < left, other = k + t + 4 < left;
-            const Terms a[4] = {Terms(own ? of_x[0] : 0), Terms(own ? of_x[8] : 0),
-                Terms(other ? of_x[4 * PITCH_X] : 0), Terms(other ? of_x[4 * PITCH_X + 8] : 0)};
+            const Terms a[4] = {Terms(of_x[0]), Terms(of_x[8]), Terms(of_x[4 * PITCH_X]), Terms(of_x[4 * PITCH_X + 8])};
             #pragma unroll
             for (int j = 0; j < TILES; j++) {
                 const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
@@ -122,15 +121,19 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
     sum.add(sums);
 }
 
-// The sum of a column over `left` rows.
-template <int PITCH> __device__ __forceinline__ float column_sum(const float *x, int left) {
+// The sum of a column over ROWS rows.
+template <int ROWS, int PITCH> __device__ __forceinline__ float column_sum(const float *x) {
     float sums[4] = {};
-    int row = 0;
-    for (; row + 4 <= left; row += 4)
+    #pragma unroll 4
+    for (int row = 0; row < ROWS; row += 4)
         #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] += x[(row + i) * PITCH];
-    for (; row < left; row++) sums[0] += x[row * PITCH];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Zeros in the rows from `left` on, which are not in sums.
+template <int ROWS, int PITCH> __device__ __forceinline__ void clear_rows(float *x, int left) {
+    for (int i = left * PITCH + threadIdx.x; i < ROWS * PITCH; i += blockDim.x) x[i] = 0;
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.

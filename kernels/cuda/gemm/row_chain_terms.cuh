@@ -108,7 +108,7 @@ __device__ __forceinline__ void multiply(
 
 // The fragment of x^T: 16 of its M columns from `column` on, and 16 rows from k on. Of a factor of at most 4 columns, and of ones in
 // place of a factor (M = 0), a lane makes its terms.
-template <int ROWS, int M> __device__ __forceinline__ void load_x(OfA &a, const float *x, int k, int column, int left) {
+template <int ROWS, int M> __device__ __forceinline__ void load_x(OfA &a, const float *x, int k, int column) {
     const int lane = threadIdx.x % WARP, g = lane / 4, c = lane % 4;
     if constexpr (M > INLINE) {
         constexpr int N = (M + 7) / 8 * 8;
@@ -123,13 +123,6 @@ template <int ROWS, int M> __device__ __forceinline__ void load_x(OfA &a, const 
             #pragma unroll
             for (int j = 0; j < TERMS; j++) a[j][i] = terms[j];
         }
-    }
-    if (k + 16 <= left) return;
-    #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int rows = left - (k + 2 * c + i / 2 * 8);
-        #pragma unroll
-        for (int j = 0; j < TERMS; j++) a[j][i] &= rows >= 2 ? ~0u : rows == 1 ? 0xffff : 0;
     }
 }
 
@@ -151,12 +144,12 @@ template <int ROWS, int N> __device__ __forceinline__ void load_y(OfB &b, const 
     }
 }
 
-// total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
+// total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before. If ONES, x is
 // a column of ones.
 template <int COUNT, int ROWS, int TILES, int M, int N, bool ONES>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
-    int row, int column, int left, bool begin) {
+    int row, int column, bool begin) {
     rows::Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
     #pragma unroll
@@ -164,7 +157,7 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
         #pragma unroll
         for (int k = 0; k < ROWS; k += 16) {
             OfA a;
-            load_x<ROWS, ONES ? 0 : M>(a, x[i], k, row, left);
+            load_x<ROWS, ONES ? 0 : M>(a, x[i], k, row);
             #pragma unroll
             for (int j = 0; j < TILES; j++) {
                 OfB b;
@@ -173,6 +166,12 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
             }
         }
     sum.add(sums);
+}
+
+// Zeros in the rows from `left` on, which are not in sums.
+template <int ROWS, int N> __device__ __forceinline__ void clear_rows(float *x, int left) {
+    #pragma unroll
+    for (int i = 0; i < TERMS; i++) rows::clear_rows<ROWS, N / 2>(x + i * ROWS * N / 2, left);
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.

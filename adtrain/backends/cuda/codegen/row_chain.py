@@ -179,7 +179,7 @@ class _Writer:
                 lines += self._products(total, to, [("0", x) for x, _ in terms], begin)
             elif terms[0][1] is None:  # sums of columns have the last warps, which have less other work
                 n = total.size
-                columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
+                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(shared + {x} + column)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
                 column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
                 lines += [
@@ -189,7 +189,18 @@ class _Writer:
                 thread += WARP * -(-n // WARP)
             else:
                 lines += self._products(total, to, [(x, str(y)) for x, y in terms], begin)
-        return lines
+        return [*self._clear(step), *lines] if lines else []
+
+    def _clear(self, step: int) -> list[str]:
+        """Statements that clear the rows after the last one in the values whose sums are added in a step."""
+        terms = [own for total in self.plan.sums for at, *own in total.terms if at == step]
+        lines = []
+        for v in dict.fromkeys(v for own in terms for v in own if v is not None):
+            kind = f"row_terms::clear_rows<ROWS, {padded(width(v))}>"
+            if not self.layout.in_terms(v):
+                kind = f"rows::clear_rows<ROWS, {pitch(width(v))}>"
+            lines.append(f"{kind}(shared + {self.place(v, step - BEFORE)}, left);")
+        return ["if (left < ROWS) {", *indented([*lines, "__syncthreads();"]), "}"]
 
     def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
         """Statements that add products of values in shared memory to a sum."""
@@ -206,7 +217,7 @@ class _Writer:
             f"    const int copy = item / {items}, row = item % {items} / {groups} * {STRIP};",
             f"    const int column = item % {groups} * {8 * tiles};",
             f"    const float *const x[{count}] = {{{', '.join(x)}}}, *const y[{count}] = {{{', '.join(y)}}};",
-            f"    {kind}({to} + copy * {m * n}, x, y, row, column, left, {begin});",
+            f"    {kind}({to} + copy * {m * n}, x, y, row, column, {begin});",
             "}",
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import product as cartesian
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
 from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, weight_pitch, width
@@ -16,8 +16,6 @@ WARPS = (4, 8, 12, 16)
 """Warps of a block."""
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 """Rows of a tile. A tensor-core instruction takes 16 rows."""
-WAYS = (True,)
-"""Whether factors are stored as terms."""
 STRIP = 16
 """Rows of a warp's tile."""
 MAX_WARPS = 16
@@ -127,39 +125,44 @@ class Layout:
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
+        depth, product, alone = WAYS[self.terms]
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
             tiles, groups = self.division(columns)
             products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
-            k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
-            own = k * (len(products) * (FACTOR + PRODUCT * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
+            k = max((-(-width(e.inputs[0]) // depth) for e in products), default=0)
+            own = k * (len(products) * (FACTOR + product * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
             tasks.append((self.rows // STRIP * groups, own))
         for total in self.plan.sums:
             pairs = sum(at == step and y is not None for at, _, y in total.terms)
             if pairs:
                 strips, tiles, groups = self.divided(total)
                 copies = self.copies(total)
-                own = pairs // copies * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)
+                own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
-        alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
+        alone *= sum(-(-items // self.warps) * own for items, own in tasks)
         return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
 
 
-FACTOR, PRODUCT, ELEMENTS = 14, 7, 60
+FACTOR, ELEMENTS = 14, 60
 """Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
 equations of a target on 16 x 8 elements."""
-STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
+STEP, TOGETHER = 1300, 0.4
 """Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
 warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
 a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
+
+
+WAYS = {False: (8, 7, 6.6), True: (16, 20, 3.0)}
+"""TODO"""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the shortest estimated time, whose places are given to the plan; None if none fits on chip."""
     places = [x for own in plan.places.values() for x in own]
     found: list[Layout] = []
-    for terms, rows in product(WAYS, ROWS):
+    for terms, rows in cartesian(WAYS, ROWS):
         *shared, at = _arrange_shared(plan, terms)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
         floats = at + arrange(places, _sizes(plan, places, terms, rows)) + MARGIN
