@@ -169,9 +169,9 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
 }
 
 // Zeros in the rows from `left` on, which are not in sums.
-template <int ROWS, int N> __device__ __forceinline__ void clear_rows(float *x, int left) {
+template <int TEAM, int ROWS, int N> __device__ __forceinline__ void clear_rows(float *x, int left) {
     #pragma unroll
-    for (int i = 0; i < TERMS; i++) rows::clear_rows<ROWS, N / 2>(x + i * ROWS * N / 2, left);
+    for (int i = 0; i < TERMS; i++) rows::clear_rows<TEAM, ROWS, N / 2>(x + i * ROWS * N / 2, left);
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
@@ -186,9 +186,9 @@ template <int D0, int D1> __device__ __forceinline__ void load_weight(float *to,
 }
 
 // Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
-template <int ROWS, int D1> __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
+template <int TEAM, int ROWS, int D1> __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
     constexpr int N = (D1 + 7) / 8 * 8;
-    for (int i = threadIdx.x; i < ROWS * N / 2; i += blockDim.x) {
+    for (int i = threadIdx.x % TEAM; i < ROWS * N / 2; i += TEAM) {
         const int row = i / (N / 2), column = i % (N / 2) * 2;
         const float *const of_row = from + min(row, left - 1) * D1;
         store<ROWS, N>(to, row, column, column < D1 ? of_row[column] : 0, column + 1 < D1 ? of_row[column + 1] : 0);

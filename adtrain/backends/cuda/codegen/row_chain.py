@@ -56,6 +56,8 @@ def _at(place: int) -> str:
     return f"@{place}@"
 
 
+BARRIER = "rows::wait_for_team<TEAMS, TEAM>();"
+"""Waits until the values of a tile are complete."""
 MARK = re.compile("@([0-9]+)@")
 """The text of `_at`."""
 
@@ -72,7 +74,7 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
         differ = [k for k, each in enumerate(zip(*places, strict=True)) if len(set(each)) > 1]
         name = f"places{len(tables)}"
         names = iter([f"{name}[step][{differ.index(k)}]" if k in differ else str(n) for k, n in enumerate(places[0])])
-        own = ["__syncthreads();", *re.sub("@", lambda _: next(names), text).split("\n")]  # noqa: B023
+        own = [BARRIER, *re.sub("@", lambda _: next(names), text).split("\n")]  # noqa: B023
         if len(places) > 1:
             rows = ", ".join("{" + ", ".join(str(each[k]) for k in differ) + "}" for each in places)
             tables.append(f"__constant__ int {name}[{len(places)}][{len(differ)}] = {{{rows}}};")
@@ -84,7 +86,7 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
 def _selected(places: Sequence[str]) -> str:
     """The pointer to the place in shared memory of a copy of a sum."""
     *others, last = places
-    return "shared + (" + "".join(f"copy == {i} ? {place} : " for i, place in enumerate(others)) + last + ")"
+    return "values + (" + "".join(f"copy == {i} ? {place} : " for i, place in enumerate(others)) + last + ")"
 
 
 class _Writer:
@@ -106,23 +108,27 @@ class _Writer:
         steps = []
         for step in range(plan.steps + 1):
             sums, block = self._sums(step), self._step(step) if step < plan.steps else []
-            steps.append([*sums, *(["__syncthreads();"] if sums and block else []), *block])
+            steps.append([*sums, *([BARRIER] if sums and block else []), *block])
         tables, lines = _in_loops([x for x in steps if x])
         lines = [
             f"constexpr int ROWS = {layout.rows};",
+            f"constexpr int TEAMS = {layout.teams}, TEAM = THREADS / TEAMS;",
             "float *const shared = (float *)shared_bytes;",
-            "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
+            "const int team = block * TEAMS + threadIdx.x / TEAM, t = threadIdx.x % TEAM;",
+            "const int warp = t / WARP, g = t % WARP / 4, c = t % 4;",
+            f"float *const values = shared + {layout.shared} + threadIdx.x / TEAM * {layout.values};",
             *self._shared_arguments(),
+            "__syncthreads();",
             *self._scratch(),
-            f"for (int64_t first = (int64_t)block * ROWS; first < {n}; first += {layout.blocks} * ROWS) {{",
+            f"for (int64_t first = (int64_t)team * ROWS; first < {n}; first += {layout.blocks} * TEAMS * ROWS) {{",
             f"    const int left = (int)min((int64_t)ROWS, {n} - first);",
-            "    const bool begin = first == (int64_t)block * ROWS; (void)begin;",
-            "    __syncthreads();",
+            "    const bool begin = first == (int64_t)team * ROWS; (void)begin;",
+            f"    {BARRIER}",
             *indented(self._arguments()),
             *indented(lines),
             "}",
         ]
-        scratch = 4 * (layout.partial + layout.kept) * layout.blocks
+        scratch = 4 * (layout.partial + layout.kept) * layout.blocks * layout.teams
         headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.terms else ''}.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
@@ -138,7 +144,7 @@ class _Writer:
             rows, columns = v.type.shape
             lines.append(f"row_terms::load_weight<{rows}, {columns}>(shared + {at}, {self.names[v]});")
         for v, at in self.layout.vectors.items():
-            lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
+            lines.append(f"for (int i = threadIdx.x; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
 
     def _arguments(self) -> list[str]:
@@ -147,18 +153,18 @@ class _Writer:
         for v, (place, *_) in self.plan.places.items():
             if place.begin < 0:
                 kind = f"ROWS, {width(v)}"
-                floats = f"rows::load_rows<{kind}, {pitch(width(v))}>"
-                load = f"row_terms::load_rows<{kind}>" if self.layout.in_terms(v) else floats
-                lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
+                floats = f"rows::load_rows<TEAM, {kind}, {pitch(width(v))}>"
+                load = f"row_terms::load_rows<TEAM, {kind}>" if self.layout.in_terms(v) else floats
+                lines.append(f"{load}(values + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
     def _scratch(self) -> list[str]:
         """Pointers to the sums of the block, and to its kept values."""
         layout, lines = self.layout, list[str]()
         if layout.partial:
-            lines.append(f"float *const sums = (float *)own + (int64_t)block * {layout.partial};")
+            lines.append(f"float *const sums = (float *)own + (int64_t)team * {layout.partial};")
         if layout.kept:
-            first = f"(int64_t){layout.blocks} * {layout.partial} + (int64_t)block * {layout.kept}"
+            first = f"(int64_t){layout.blocks} * TEAMS * {layout.partial} + (int64_t)team * {layout.kept}"
             lines.append(f"float *const kept = (float *)own + {first} + t % WARP * 4;")
         return lines
 
@@ -179,9 +185,9 @@ class _Writer:
                 lines += self._products(total, to, [("0", x) for x, _ in terms], begin)
             elif terms[0][1] is None:  # sums of columns have the last warps, which have less other work
                 n = total.size
-                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(shared + {x} + column)" for x, _ in terms]
+                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(values + {x} + column)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
-                column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
+                column = f"(TEAM - 1 - t + {-thread % (WARP * self.layout.warps)}) % TEAM"
                 lines += [
                     f"if (const int column = {column}; column < {n})",
                     f"    *({to} + column) = {' + '.join([known, *columns])};",
@@ -196,11 +202,11 @@ class _Writer:
         terms = [own for total in self.plan.sums for at, *own in total.terms if at == step]
         lines = []
         for v in dict.fromkeys(v for own in terms for v in own if v is not None):
-            kind = f"row_terms::clear_rows<ROWS, {padded(width(v))}>"
+            kind = f"row_terms::clear_rows<TEAM, ROWS, {padded(width(v))}>"
             if not self.layout.in_terms(v):
-                kind = f"rows::clear_rows<ROWS, {pitch(width(v))}>"
-            lines.append(f"{kind}(shared + {self.place(v, step - BEFORE)}, left);")
-        return ["if (left < ROWS) {", *indented([*lines, "__syncthreads();"]), "}"]
+                kind = f"rows::clear_rows<TEAM, ROWS, {pitch(width(v))}>"
+            lines.append(f"{kind}(values + {self.place(v, step - BEFORE)}, left);")
+        return ["if (left < ROWS) {", *indented([*lines, BARRIER]), "}"]
 
     def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
         """Statements that add products of values in shared memory to a sum."""
@@ -275,12 +281,12 @@ class _Block:
                 if place.begin == self.step:
                     inside = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
                     if writer.layout.in_terms(v):
-                        kind = f"row_terms::store<ROWS, {padded(n)}>(shared + {_at(place.at)}"
+                        kind = f"row_terms::store<ROWS, {padded(n)}>(values + {_at(place.at)}"
                         stores.append(f"factor{len(factors)}[k] = {inside};")
                         factors.append(f"{kind}, strip + g + 8 * i, tile + 8 * j + 2 * c, {{0}}[2 * i], {{0}}[2 * i + 1]);")
                         continue
                     test = "" if n > MAX_INLINE else f"if (column < {n}) "
-                    stores.append(f"{test}shared[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
+                    stores.append(f"{test}values[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
             if v in self.plan.kept and self.plan.level[v] == self.step:
                 stores.append(f"later{len(held)}.lane[k] = {value};")
                 held.append(f"store(kept + {_at(self.plan.kept[v].at)}, place, later{len(held)});")
@@ -330,12 +336,12 @@ class _Block:
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
             n, way = weight.type.shape[1], str(transposed).lower()
             if self.writer.layout.terms:
-                factors, at = [f"shared + {at}" for at in places], _at(self.writer.layout.split_weights[weight])
+                factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.split_weights[weight])
                 of_columns = padded(n if not transposed else weight.type.shape[0])
                 kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"
                 arguments = f"{name}, factors, strip, shared + {at}, tile"
             else:
-                factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
+                factors = [f"values + {at} + strip * {pitch(k)}" for at in places]
                 at = _at(self.writer.layout.weights[weight])
                 kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
                 arguments = f"{name}, factors, shared + {at}, tile"
@@ -382,9 +388,9 @@ class _Block:
         place = plan.place(v, self.step)
         if place is not None and self.writer.layout.in_terms(v):
             kind = f"row_terms::element<ROWS, {padded(width(v))}>"
-            return self._named(v, f"{kind}(shared + {_at(place.at)}, row, {column})")
+            return self._named(v, f"{kind}(values + {_at(place.at)}, row, {column})")
         if place is not None:
-            return self._named(v, f"shared[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
+            return self._named(v, f"values[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
         if v in plan.kept and plan.level[v] < self.step and width(v) == self.columns and column == self.own:
             number = list(self.earlier).index(v) if v in self.earlier else len(self.earlier)
             self.earlier[v] = _at(plan.kept[v].at)
@@ -500,7 +506,7 @@ def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], grou
             f"double total{i} = 0;",
             f"if (column < {size})",
             "    #pragma unroll 8",
-            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {term};",
+            f"    for (int b = part; b < {layout.blocks * layout.teams * each}; b += {parts}) total{i} += {term};",
             *(["__syncthreads();"] if i else []),
             f"parts[part][lane] = total{i};",
             "__syncthreads();",

@@ -13,7 +13,9 @@ from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
 WARPS = (4, 8, 12, 16)
-"""Warps of a block."""
+"""Warps of a team."""
+TEAMS = (1, 2)
+"""Teams of a block."""
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 """Rows of a tile. A tensor-core instruction takes 16 rows."""
 STRIP = 16
@@ -34,27 +36,31 @@ class Layout:
 
     Attributes:
         rows: of a tile.
-        warps: of a block.
+        teams: of a block. A team is warps that take tiles of their own; weights are in common.
+        warps: of a team.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
         terms: whether factors of products are stored as terms of tensor cores, each split once; see
             `kernels/cuda/gemm/row_chain_terms.cuh`. Else they are floats, and each warp splits what it reads.
         weights, split_weights, vectors: where weights as floats, weights as terms, and other arguments that all rows
             share, begin in shared memory, in floats.
-        floats: of shared memory.
+        shared: floats of shared memory for all that teams have in common.
+        values: floats of shared memory for the values of a tile.
         kept: floats of the values of a tile in scratch memory.
     """
 
     plan: Plan
     terms: bool
     rows: int
+    teams: int
     warps: int
     resident: int
     blocks: int
     weights: dict[Variable, int]
     split_weights: dict[Variable, int]
     vectors: dict[Variable, int]
-    floats: int
+    shared: int
+    values: int
     kept: int
 
     @cached_property
@@ -89,8 +95,13 @@ class Layout:
         return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
 
     @property
+    def floats(self) -> int:
+        """The floats of shared memory."""
+        return self.shared + self.teams * self.values
+
+    @property
     def threads(self) -> int:
-        return self.warps * WARP
+        return self.teams * self.warps * WARP
 
     @cached_property
     def most(self) -> int:
@@ -121,7 +132,7 @@ class Layout:
     def cycles(self) -> float:
         """An estimate of the time of all tiles."""
         tiles = -(-self.plan.count // self.rows)
-        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
+        return -(-tiles // (self.blocks * self.teams)) * sum(map(self._cycles, range(self.plan.steps + 1)))
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
@@ -142,7 +153,7 @@ class Layout:
                 own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
         alone *= sum(-(-items // self.warps) * own for items, own in tasks)
-        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
+        return STEP + max(alone, self.resident * self.teams * sum(items * own for items, own in tasks) * TOGETHER)
 
 
 FACTOR, ELEMENTS = 14, 60
@@ -165,20 +176,17 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     for terms, rows in cartesian(WAYS, ROWS):
         *shared, at = _arrange_shared(plan, terms)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        floats = at + arrange(places, _sizes(plan, places, terms, rows)) + MARGIN
-        fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
-        for warps in WARPS:
-            for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
-                blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, terms, rows, warps, resident, blocks, *shared, floats, kept))
+        values = arrange(places, _sizes(plan, places, terms, rows)) + MARGIN
+        for teams, warps in cartesian(TEAMS, WARPS):
+            fit = (target.shared + DRIVER_SHARED) // (4 * (at + teams * values) + DRIVER_SHARED)
+            for resident in range(1, min(fit, MAX_WARPS // (teams * warps)) + 1):
+                blocks = min(-(-plan.count // (rows * teams)), resident * target.multiprocessors)
+                found.append(Layout(plan, terms, rows, teams, warps, resident, blocks, *shared, at, values, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
     arrange(places, _sizes(plan, places, best.terms, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
-    *_, at = _arrange_shared(plan, best.terms)
-    for x in places:
-        x.at += at
     return best
 
 
