@@ -506,7 +506,7 @@ def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], grou
             f"double total{i} = 0;",
             f"if (column < {size})",
             "    #pragma unroll 8",
-            f"    for (int b = part; b < {layout.blocks * layout.teams * each}; b += {parts}) total{i} += {term};",
+            f"    for (int b = part; b < {layout.busy * each}; b += {parts}) total{i} += {term};",
             *(["__syncthreads();"] if i else []),
             f"parts[part][lane] = total{i};",
             "__syncthreads();",

@@ -100,6 +100,11 @@ class Layout:
         return self.shared + self.teams * self.values
 
     @property
+    def busy(self) -> int:
+        """The teams of the grid that have a tile. They are the first ones."""
+        return min(self.blocks * self.teams, -(-self.plan.count // self.rows))
+
+    @property
     def threads(self) -> int:
         return self.teams * self.warps * WARP
 
