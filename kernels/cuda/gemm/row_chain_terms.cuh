@@ -80,9 +80,9 @@ template <int COUNT, int ROWS, int K, int N, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], int row, const float *b, int column) {
     const int lane = threadIdx.x % WARP;
-    #pragma unroll
+    #pragma unroll 4
     for (int k = 0; k < K; k += 16) {
-        const bool whole = k + 16 <= K; // else the second half of the step is zeros
+        const bool whole = K % 16 == 0 || k + 16 <= K; // else the second half of the step is zeros
         const int upper = whole ? lane / 8 % 2 * 8 : 0;
         OfB y[TILES];
         #pragma unroll
@@ -154,7 +154,7 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
     float sums[TILES][4] = {};
     #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        #pragma unroll
+        #pragma unroll 2
         for (int k = 0; k < ROWS; k += 16) {
             OfA a;
             load_x<ROWS, ONES ? 0 : M>(a, x[i], k, row);

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
+from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, TERMS, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
     MAX_INLINE,
@@ -129,7 +129,7 @@ class _Writer:
             "}",
         ]
         scratch = 4 * (layout.partial + layout.kept) * layout.blocks * layout.teams
-        headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.terms else ''}.cuh")
+        headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.way is TERMS else ''}.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
 
@@ -215,7 +215,7 @@ class _Writer:
         count = len(pairs) // copies
         x, y = ([_selected([pair[i] for pair in pairs[k::count]]) for k in range(count)] for i in (0, 1))
         kind = f"rows::add_products<{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}>"
-        if self.layout.terms:
+        if self.layout.way is TERMS:
             ones = str(total.terms[0][2] is None).lower()
             kind = f"row_terms::add_products<{count}, ROWS, {tiles}, {m}, {n}, {ones}>"
         return [
@@ -335,7 +335,7 @@ class _Block:
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
             n, way = weight.type.shape[1], str(transposed).lower()
-            if self.writer.layout.terms:
+            if self.writer.layout.way is TERMS:
                 factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.split_weights[weight])
                 of_columns = padded(n if not transposed else weight.type.shape[0])
                 kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product as cartesian
+from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
 from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, weight_pitch, width
@@ -30,6 +31,27 @@ MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
 
 
+class Way(NamedTuple):
+    """How factors of products are stored in shared memory and multiplied.
+
+    Attributes:
+        depth: rows of B that an instruction of tensor cores multiplies.
+        product: estimated instructions of a warp for a product of 16 x 8 by `depth` x 8 elements.
+        alone: estimated cycles of an instruction where a warp waits for its own results.
+    """
+
+    depth: int
+    product: int
+    alone: float
+
+
+FLOATS = Way(8, 7, 6.6)
+"""As floats. Each warp splits what it reads into terms in tf32; see `kernels/cuda/gemm/row_chain.cuh`."""
+TERMS = Way(16, 20, 3.0)
+"""As three terms in bfloat16, each number split once, in 6 bytes; see `kernels/cuda/gemm/row_chain_terms.cuh`."""
+WAYS = (FLOATS, TERMS)
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a block divides the work.
@@ -40,8 +62,7 @@ class Layout:
         warps: of a team.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
-        terms: whether factors of products are stored as terms of tensor cores, each split once; see
-            `kernels/cuda/gemm/row_chain_terms.cuh`. Else they are floats, and each warp splits what it reads.
+        way: how factors of products are stored and multiplied.
         weights, split_weights, vectors: where weights as floats, weights as terms, and other arguments that all rows
             share, begin in shared memory, in floats.
         shared: floats of shared memory for all that teams have in common.
@@ -50,7 +71,7 @@ class Layout:
     """
 
     plan: Plan
-    terms: bool
+    way: Way
     rows: int
     teams: int
     warps: int
@@ -79,7 +100,7 @@ class Layout:
 
     def in_terms(self, v: Variable) -> bool:
         """Whether a value by row is stored as terms."""
-        return self.terms and v in self.plan.factors
+        return self.way is TERMS and v in self.plan.factors
 
     def by_ones(self, total: RowSum) -> bool:
         """Whether tensor cores multiply ones by the rows of a sum of columns, which are terms."""
@@ -141,7 +162,7 @@ class Layout:
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
-        depth, product, alone = WAYS[self.terms]
+        depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
@@ -162,48 +183,44 @@ class Layout:
 
 
 FACTOR, ELEMENTS = 14, 60
-"""Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
-equations of a target on 16 x 8 elements."""
+"""Instructions of a warp: to load a factor, and split it if it is floats; for the elementwise equations of a target on
+16 x 8 elements."""
 STEP, TOGETHER = 1300, 0.4
-"""Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
+"""Cycles: of a step in addition; of an instruction where the
 warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
 a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
-
-
-WAYS = {False: (8, 7, 6.6), True: (16, 20, 3.0)}
-"""TODO"""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the shortest estimated time, whose places are given to the plan; None if none fits on chip."""
     places = [x for own in plan.places.values() for x in own]
     found: list[Layout] = []
-    for terms, rows in cartesian(WAYS, ROWS):
-        *shared, at = _arrange_shared(plan, terms)
+    for way, rows in cartesian(WAYS, ROWS):
+        *shared, at = _arrange_shared(plan, way)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        values = arrange(places, _sizes(plan, places, terms, rows)) + MARGIN
+        values = arrange(places, _sizes(plan, places, way, rows)) + MARGIN
         for teams, warps in cartesian(TEAMS, WARPS):
             fit = (target.shared + DRIVER_SHARED) // (4 * (at + teams * values) + DRIVER_SHARED)
             for resident in range(1, min(fit, MAX_WARPS // (teams * warps)) + 1):
                 blocks = min(-(-plan.count // (rows * teams)), resident * target.multiprocessors)
-                found.append(Layout(plan, terms, rows, teams, warps, resident, blocks, *shared, at, values, kept))
+                found.append(Layout(plan, way, rows, teams, warps, resident, blocks, *shared, at, values, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
-    arrange(places, _sizes(plan, places, best.terms, best.rows))
+    arrange(places, _sizes(plan, places, best.way, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
     return best
 
 
-def _arrange_shared(plan: Plan, terms: bool) -> tuple[dict[Variable, int], dict[Variable, int], dict[Variable, int], int]:
+def _arrange_shared(plan: Plan, way: Way) -> tuple[dict[Variable, int], dict[Variable, int], dict[Variable, int], int]:
     """Where the arguments that all rows share begin in shared memory, see `Layout`, and where they end."""
     weights, split_weights, vectors, at = dict[Variable, int](), dict[Variable, int](), dict[Variable, int](), 0
     for v in plan.weights:
         k, n = v.type.shape
-        if not terms or v in plan.inline_weights:
+        if way is FLOATS or v in plan.inline_weights:
             weights[v] = at
             at += padded(k) * weight_pitch(n)
-        if terms and v in plan.tensor_weights:
+        if way is TERMS and v in plan.tensor_weights:
             split_weights[v] = at
             at += term_floats(padded(k) * padded(n))
     for v in plan.vectors:
@@ -212,11 +229,11 @@ def _arrange_shared(plan: Plan, terms: bool) -> tuple[dict[Variable, int], dict[
     return weights, split_weights, vectors, at
 
 
-def _sizes(plan: Plan, places: Collection[Place], terms: bool, rows: int) -> dict[Place, int]:
+def _sizes(plan: Plan, places: Collection[Place], way: Way, rows: int) -> dict[Place, int]:
     """The floats of each place in shared memory."""
 
     def of_row(v: Variable) -> int:
-        return term_floats(padded(width(v))) if terms and v in plan.factors else pitch(width(v))
+        return term_floats(padded(width(v))) if way is TERMS and v in plan.factors else pitch(width(v))
 
     return {x: rows * of_row(x.value) for x in places}
 
