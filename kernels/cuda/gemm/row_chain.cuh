@@ -142,6 +142,7 @@ template <int ROWS, int PITCH> __device__ __forceinline__ float column_sum(const
 
 // Zeros in the rows from `left` on, which are not in sums.
 template <int TEAM, int ROWS, int PITCH> __device__ __forceinline__ void clear_rows(float *x, int left) {
+    #pragma unroll 1
     for (int i = left * PITCH + threadIdx.x % TEAM; i < ROWS * PITCH; i += TEAM) x[i] = 0;
 }
 
