@@ -6,19 +6,10 @@
 // products of such terms are added, the small ones first. Tensor cores truncate sums, so they add 8 products; float32 adds these.
 #pragma once
 #include "common/mma_sync.cuh"
-#include "sm90/mbarrier.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 namespace rows {
-
-// A barrier of the warps of a team, TEAM threads of a block.
-template <int TEAMS, int TEAM> __device__ __forceinline__ void wait_for_team() {
-    if (TEAMS == 1)
-        __syncthreads();
-    else
-        named_barrier_sync(TEAM, 1 + threadIdx.x / TEAM);
-}
 
 // A factor as two terms: the number rounded, and what it leaves, rounded.
 struct Terms {
@@ -130,6 +121,13 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
     sum.add(sums);
 }
 
+// The elements of a lane of a 16 x 8 tile are two of its row g, then two of row g + 8. Brings the second two to the place of the
+// first, so that one loop computes both: the code of long steps then stays in the instruction cache.
+__device__ __forceinline__ void advance(float (&x)[4]) {
+    x[0] = x[2];
+    x[1] = x[3];
+}
+
 // The sum of a column over ROWS rows.
 template <int ROWS, int PITCH> __device__ __forceinline__ float column_sum(const float *x) {
     float sums[4] = {};
@@ -141,9 +139,9 @@ template <int ROWS, int PITCH> __device__ __forceinline__ float column_sum(const
 }
 
 // Zeros in the rows from `left` on, which are not in sums.
-template <int TEAM, int ROWS, int PITCH> __device__ __forceinline__ void clear_rows(float *x, int left) {
+template <int ROWS, int PITCH> __device__ __forceinline__ void clear_rows(float *x, int left) {
     #pragma unroll 1
-    for (int i = left * PITCH + threadIdx.x % TEAM; i < ROWS * PITCH; i += TEAM) x[i] = 0;
+    for (int i = left * PITCH + threadIdx.x; i < ROWS * PITCH; i += blockDim.x) x[i] = 0;
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
@@ -155,9 +153,9 @@ template <int D0, int D1, int PITCH> __device__ __forceinline__ void load_weight
 }
 
 // Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
-template <int TEAM, int ROWS, int N, int PITCH>
+template <int ROWS, int N, int PITCH>
 __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
-    for (int i = threadIdx.x % TEAM; i < ROWS * PITCH; i += TEAM) {
+    for (int i = threadIdx.x; i < ROWS * PITCH; i += blockDim.x) {
         const int row = i / PITCH, column = i % PITCH;
         to[i] = column < N ? from[min(row, left - 1) * N + column] : 0;
     }

@@ -80,7 +80,7 @@ template <int COUNT, int ROWS, int K, int N, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], int row, const float *b, int column) {
     const int lane = threadIdx.x % WARP;
-    #pragma unroll 4
+    #pragma unroll 1
     for (int k = 0; k < K; k += 16) {
         const bool whole = K % 16 == 0 || k + 16 <= K; // else the second half of the step is zeros
         const int upper = whole ? lane / 8 % 2 * 8 : 0;
@@ -144,6 +144,14 @@ template <int ROWS, int N> __device__ __forceinline__ void load_y(OfB &b, const 
     }
 }
 
+// Element i, without an address in local memory.
+template <int COUNT> __device__ __forceinline__ const float *chosen(const float *const (&of)[COUNT], int i) {
+    const float *found = of[0];
+    #pragma unroll
+    for (int k = 1; k < COUNT; k++) found = i == k ? of[k] : found;
+    return found;
+}
+
 // total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before. If ONES, x is
 // a column of ones.
@@ -152,26 +160,28 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
     int row, int column, bool begin) {
     rows::Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
-    #pragma unroll
-    for (int i = 0; i < COUNT; i++)
+    #pragma unroll 1
+    for (int i = 0; i < COUNT; i++) {
+        const float *const of_x = chosen(x, i), *const of_y = chosen(y, i);
         #pragma unroll 2
         for (int k = 0; k < ROWS; k += 16) {
             OfA a;
-            load_x<ROWS, ONES ? 0 : M>(a, x[i], k, row);
+            load_x<ROWS, ONES ? 0 : M>(a, of_x, k, row);
             #pragma unroll
             for (int j = 0; j < TILES; j++) {
                 OfB b;
-                load_y<ROWS, N>(b, y[i], k, column + 8 * j);
+                load_y<ROWS, N>(b, of_y, k, column + 8 * j);
                 add_product(sums[j], a, b);
             }
         }
+    }
     sum.add(sums);
 }
 
 // Zeros in the rows from `left` on, which are not in sums.
-template <int TEAM, int ROWS, int N> __device__ __forceinline__ void clear_rows(float *x, int left) {
+template <int ROWS, int N> __device__ __forceinline__ void clear_rows(float *x, int left) {
     #pragma unroll
-    for (int i = 0; i < TERMS; i++) rows::clear_rows<TEAM, ROWS, N / 2>(x + i * ROWS * N / 2, left);
+    for (int i = 0; i < TERMS; i++) rows::clear_rows<ROWS, N / 2>(x + i * ROWS * N / 2, left);
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.
@@ -186,9 +196,9 @@ template <int D0, int D1> __device__ __forceinline__ void load_weight(float *to,
 }
 
 // Copies ROWS rows to shared memory. In place of rows from `left` on it copies the last one before.
-template <int TEAM, int ROWS, int D1> __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
+template <int ROWS, int D1> __device__ __forceinline__ void load_rows(float *to, const float *from, int left) {
     constexpr int N = (D1 + 7) / 8 * 8;
-    for (int i = threadIdx.x % TEAM; i < ROWS * N / 2; i += TEAM) {
+    for (int i = threadIdx.x; i < ROWS * N / 2; i += blockDim.x) {
         const int row = i / (N / 2), column = i % (N / 2) * 2;
         const float *const of_row = from + min(row, left - 1) * D1;
         store<ROWS, N>(to, row, column, column < D1 ? of_row[column] : 0, column + 1 < D1 ? of_row[column + 1] : 0);

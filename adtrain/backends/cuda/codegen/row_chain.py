@@ -56,8 +56,6 @@ def _at(place: int) -> str:
     return f"@{place}@"
 
 
-BARRIER = "rows::wait_for_team<TEAMS, TEAM>();"
-"""Waits until the values of a tile are complete."""
 MARK = re.compile("@([0-9]+)@")
 """The text of `_at`."""
 
@@ -74,7 +72,7 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
         differ = [k for k, each in enumerate(zip(*places, strict=True)) if len(set(each)) > 1]
         name = f"places{len(tables)}"
         names = iter([f"{name}[step][{differ.index(k)}]" if k in differ else str(n) for k, n in enumerate(places[0])])
-        own = [BARRIER, *re.sub("@", lambda _: next(names), text).split("\n")]  # noqa: B023
+        own = ["__syncthreads();", *re.sub("@", lambda _: next(names), text).split("\n")]  # noqa: B023
         if len(places) > 1:
             rows = ", ".join("{" + ", ".join(str(each[k]) for k in differ) + "}" for each in places)
             tables.append(f"__constant__ int {name}[{len(places)}][{len(differ)}] = {{{rows}}};")
@@ -108,27 +106,24 @@ class _Writer:
         steps = []
         for step in range(plan.steps + 1):
             sums, block = self._sums(step), self._step(step) if step < plan.steps else []
-            steps.append([*sums, *([BARRIER] if sums and block else []), *block])
+            steps.append([*sums, *(["__syncthreads();"] if sums and block else []), *block])
         tables, lines = _in_loops([x for x in steps if x])
         lines = [
             f"constexpr int ROWS = {layout.rows};",
-            f"constexpr int TEAMS = {layout.teams}, TEAM = THREADS / TEAMS;",
             "float *const shared = (float *)shared_bytes;",
-            "const int team = block * TEAMS + threadIdx.x / TEAM, t = threadIdx.x % TEAM;",
-            "const int warp = t / WARP, g = t % WARP / 4, c = t % 4;",
-            f"float *const values = shared + {layout.shared} + threadIdx.x / TEAM * {layout.values};",
+            f"float *const values = shared + {layout.shared};",
+            "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
             *self._shared_arguments(),
-            "__syncthreads();",
             *self._scratch(),
-            f"for (int64_t first = (int64_t)team * ROWS; first < {n}; first += {layout.blocks} * TEAMS * ROWS) {{",
+            f"for (int64_t first = (int64_t)block * ROWS; first < {n}; first += {layout.blocks} * ROWS) {{",
             f"    const int left = (int)min((int64_t)ROWS, {n} - first);",
-            "    const bool begin = first == (int64_t)team * ROWS; (void)begin;",
-            f"    {BARRIER}",
+            "    const bool begin = first == (int64_t)block * ROWS; (void)begin;",
+            "    __syncthreads();",
             *indented(self._arguments()),
             *indented(lines),
             "}",
         ]
-        scratch = 4 * (layout.partial + layout.kept) * layout.blocks * layout.teams
+        scratch = 4 * (layout.partial + layout.kept) * layout.blocks
         headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.way is TERMS else ''}.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
@@ -144,7 +139,7 @@ class _Writer:
             rows, columns = v.type.shape
             lines.append(f"row_terms::load_weight<{rows}, {columns}>(shared + {at}, {self.names[v]});")
         for v, at in self.layout.vectors.items():
-            lines.append(f"for (int i = threadIdx.x; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
+            lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
 
     def _arguments(self) -> list[str]:
@@ -153,8 +148,8 @@ class _Writer:
         for v, (place, *_) in self.plan.places.items():
             if place.begin < 0:
                 kind = f"ROWS, {width(v)}"
-                floats = f"rows::load_rows<TEAM, {kind}, {pitch(width(v))}>"
-                load = f"row_terms::load_rows<TEAM, {kind}>" if self.layout.in_terms(v) else floats
+                floats = f"rows::load_rows<{kind}, {pitch(width(v))}>"
+                load = f"row_terms::load_rows<{kind}>" if self.layout.in_terms(v) else floats
                 lines.append(f"{load}(values + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
@@ -162,9 +157,9 @@ class _Writer:
         """Pointers to the sums of the block, and to its kept values."""
         layout, lines = self.layout, list[str]()
         if layout.partial:
-            lines.append(f"float *const sums = (float *)own + (int64_t)team * {layout.partial};")
+            lines.append(f"float *const sums = (float *)own + (int64_t)block * {layout.partial};")
         if layout.kept:
-            first = f"(int64_t){layout.blocks} * TEAMS * {layout.partial} + (int64_t)team * {layout.kept}"
+            first = f"(int64_t){layout.blocks} * {layout.partial} + (int64_t)block * {layout.kept}"
             lines.append(f"float *const kept = (float *)own + {first} + t % WARP * 4;")
         return lines
 
@@ -187,7 +182,7 @@ class _Writer:
                 n = total.size
                 columns = [f"rows::column_sum<ROWS, {pitch(n)}>(values + {x} + column)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
-                column = f"(TEAM - 1 - t + {-thread % (WARP * self.layout.warps)}) % TEAM"
+                column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
                 lines += [
                     f"if (const int column = {column}; column < {n})",
                     f"    *({to} + column) = {' + '.join([known, *columns])};",
@@ -202,11 +197,11 @@ class _Writer:
         terms = [own for total in self.plan.sums for at, *own in total.terms if at == step]
         lines = []
         for v in dict.fromkeys(v for own in terms for v in own if v is not None):
-            kind = f"row_terms::clear_rows<TEAM, ROWS, {padded(width(v))}>"
+            kind = f"row_terms::clear_rows<ROWS, {padded(width(v))}>"
             if not self.layout.in_terms(v):
-                kind = f"rows::clear_rows<TEAM, ROWS, {pitch(width(v))}>"
+                kind = f"rows::clear_rows<ROWS, {pitch(width(v))}>"
             lines.append(f"{kind}(values + {self.place(v, step - BEFORE)}, left);")
-        return ["if (left < ROWS) {", *indented([*lines, BARRIER]), "}"]
+        return ["if (left < ROWS) {", *indented([*lines, "__syncthreads();"]), "}"]
 
     def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
         """Statements that add products of values in shared memory to a sum."""
@@ -283,19 +278,19 @@ class _Block:
                     if writer.layout.in_terms(v):
                         kind = f"row_terms::store<ROWS, {padded(n)}>(values + {_at(place.at)}"
                         stores.append(f"factor{len(factors)}[k] = {inside};")
-                        factors.append(f"{kind}, strip + g + 8 * i, tile + 8 * j + 2 * c, {{0}}[2 * i], {{0}}[2 * i + 1]);")
+                        factors.append(f"{kind}, row, first_column, factor{len(factors)}[0], factor{len(factors)}[1]);")
                         continue
                     test = "" if n > MAX_INLINE else f"if (column < {n}) "
                     stores.append(f"{test}values[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
             if v in self.plan.kept and self.plan.level[v] == self.step:
-                stores.append(f"later{len(held)}.lane[k] = {value};")
+                stores.append(f"later{len(held)}.lane[2 + k] = {value};")
                 held.append(f"store(kept + {_at(self.plan.kept[v].at)}, place, later{len(held)});")
             pointer = writer.result(v)
             if pointer is not None and self.plan.level[v] == self.step:
                 test = "row < left" if n % 8 == 0 else f"row < left && column < {n}"
                 stores.append(f"if ({test}) {pointer}[(first + row) * {n} + column] = {value};")
         elements = [
-            "const int row = strip + g + k / 2 * 8, column = tile + 8 * j + 2 * c + k % 2;",
+            "const int column = first_column + k;",
             f"const int in = {'column' if n % 8 == 0 else f'min(column, {n - 1})'}; (void)in;",
             *self.code,
             *stores,
@@ -312,15 +307,21 @@ class _Block:
             *self._multiply(tiles),
             "#pragma unroll",
             f"for (int j = 0; j < {tiles}; j++) {{",
+            "    const int first_column = tile + 8 * j + 2 * c;",
             *(f"    Vector<float, 4> later{i};" for i in range(len(held))),
-            *(f"    float factor{i}[4];" for i in range(len(factors))),
-            "    #pragma unroll",
-            "    for (int k = 0; k < 4; k++) {",
-            *(f"        {line}" for line in elements),
+            "    #pragma unroll 1",
+            "    for (int half = 0; half < 2; half++) {",
+            "        const int row = strip + g + half * 8;",
+            *(f"        float factor{i}[2];" for i in range(len(factors))),
+            *(f"        rows::advance(later{i}.lane);" for i in range(len(held))),
+            "        #pragma unroll",
+            "        for (int k = 0; k < 2; k++) {",
+            *(f"            {line}" for line in elements),
+            "        }",
+            *(f"        {line}" for line in factors),
+            *(f"        for (auto &x : {self._name(*of)}) rows::advance(x[j]);" for of in self.products),
+            *(f"        rows::advance(earlier{i}[j].lane);" for i in range(len(self.earlier))),
             "    }",
-            *(["    #pragma unroll", "    for (int i = 0; i < 2; i++) {"] if factors else []),
-            *(f"        {line.format(f'factor{i}')}" for i, line in enumerate(factors)),
-            *(["    }"] if factors else []),
             *([f"    const int place = {from_j};"] if held else []),
             *(f"    {line}" for line in held),
             "}",
@@ -506,7 +507,7 @@ def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], grou
             f"double total{i} = 0;",
             f"if (column < {size})",
             "    #pragma unroll 8",
-            f"    for (int b = part; b < {layout.busy * each}; b += {parts}) total{i} += {term};",
+            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {term};",
             *(["__syncthreads();"] if i else []),
             f"parts[part][lane] = total{i};",
             "__syncthreads();",

@@ -14,9 +14,7 @@ from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
 WARPS = (4, 8, 12, 16)
-"""Warps of a team."""
-TEAMS = (1, 2)
-"""Teams of a block."""
+"""Warps of a block."""
 ROWS = (16, 32, 48, 64, 80, 96, 112, 128)
 """Rows of a tile. A tensor-core instruction takes 16 rows."""
 STRIP = 16
@@ -58,14 +56,13 @@ class Layout:
 
     Attributes:
         rows: of a tile.
-        teams: of a block. A team is warps that take tiles of their own; weights are in common.
-        warps: of a team.
+        warps: of a block.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
         way: how factors of products are stored and multiplied.
         weights, split_weights, vectors: where weights as floats, weights as terms, and other arguments that all rows
             share, begin in shared memory, in floats.
-        shared: floats of shared memory for all that teams have in common.
+        shared: floats of shared memory for arguments that all rows share.
         values: floats of shared memory for the values of a tile.
         kept: floats of the values of a tile in scratch memory.
     """
@@ -73,7 +70,6 @@ class Layout:
     plan: Plan
     way: Way
     rows: int
-    teams: int
     warps: int
     resident: int
     blocks: int
@@ -118,16 +114,11 @@ class Layout:
     @property
     def floats(self) -> int:
         """The floats of shared memory."""
-        return self.shared + self.teams * self.values
-
-    @property
-    def busy(self) -> int:
-        """The teams of the grid that have a tile. They are the first ones."""
-        return min(self.blocks * self.teams, -(-self.plan.count // self.rows))
+        return self.shared + self.values
 
     @property
     def threads(self) -> int:
-        return self.teams * self.warps * WARP
+        return self.warps * WARP
 
     @cached_property
     def most(self) -> int:
@@ -158,7 +149,7 @@ class Layout:
     def cycles(self) -> float:
         """An estimate of the time of all tiles."""
         tiles = -(-self.plan.count // self.rows)
-        return -(-tiles // (self.blocks * self.teams)) * sum(map(self._cycles, range(self.plan.steps + 1)))
+        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
@@ -179,7 +170,7 @@ class Layout:
                 own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
         alone *= sum(-(-items // self.warps) * own for items, own in tasks)
-        return STEP + max(alone, self.resident * self.teams * sum(items * own for items, own in tasks) * TOGETHER)
+        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
 
 
 FACTOR, ELEMENTS = 14, 60
@@ -199,11 +190,11 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
         *shared, at = _arrange_shared(plan, way)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
         values = arrange(places, _sizes(plan, places, way, rows)) + MARGIN
-        for teams, warps in cartesian(TEAMS, WARPS):
-            fit = (target.shared + DRIVER_SHARED) // (4 * (at + teams * values) + DRIVER_SHARED)
-            for resident in range(1, min(fit, MAX_WARPS // (teams * warps)) + 1):
-                blocks = min(-(-plan.count // (rows * teams)), resident * target.multiprocessors)
-                found.append(Layout(plan, way, rows, teams, warps, resident, blocks, *shared, at, values, kept))
+        fit = (target.shared + DRIVER_SHARED) // (4 * (at + values) + DRIVER_SHARED)
+        for warps in WARPS:
+            for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
+                blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
+                found.append(Layout(plan, way, rows, warps, resident, blocks, *shared, at, values, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
