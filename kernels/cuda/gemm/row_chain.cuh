@@ -32,12 +32,14 @@ __device__ __forceinline__ void add_product(float (&sum)[4], const Terms (&a)[4]
     for (int i = 0; i < 4; i++) sum[i] += c[i];
 }
 
-// c[s] += a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
+// c[s] = a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
 // [k][n], or [n][k] if TRANSPOSED. Of a step along K, lane (g, t) has k = 2t and 2t + 1.
 template <int COUNT, int K, int PITCH_A, int PITCH_B, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], const float *b, int column) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    #pragma unroll
+    for (int i = 0; i < COUNT * TILES * 4; i++) c[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
     b += TRANSPOSED ? (column + g) * PITCH_B + 2 * t : 2 * t * PITCH_B + column + g;
     #pragma unroll 2
     for (int k = 0; k < K; k += 8) {
@@ -97,6 +99,14 @@ template <int TILES, int M, int N> struct Total {
     }
 };
 
+// Element i, without an address in local memory.
+template <int COUNT> __device__ __forceinline__ const float *chosen(const float *const (&of)[COUNT], int i) {
+    const float *found = of[0];
+    #pragma unroll
+    for (int k = 1; k < COUNT; k++) found = i == k ? of[k] : found;
+    return found;
+}
+
 // total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before.
 template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
@@ -105,19 +115,21 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
-    #pragma unroll
-    for (int i = 0; i < COUNT; i++)
+    #pragma unroll 1
+    for (int i = 0; i < COUNT; i++) {
+        const float *const from_x = chosen(x, i), *const from_y = chosen(y, i);
         #pragma unroll 2
         for (int k = 0; k < ROWS; k += 8) {
-            const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
+            const float *const of_x = from_x + (k + t) * PITCH_X + row + g;
             const Terms a[4] = {Terms(of_x[0]), Terms(of_x[8]), Terms(of_x[4 * PITCH_X]), Terms(of_x[4 * PITCH_X + 8])};
             #pragma unroll
             for (int j = 0; j < TILES; j++) {
-                const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
+                const float *const of_y = from_y + (k + t) * PITCH_Y + column + 8 * j + g;
                 const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
                 add_product(sums[j], a, b);
             }
         }
+    }
     sum.add(sums);
 }
 

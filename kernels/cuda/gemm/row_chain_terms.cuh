@@ -1,6 +1,7 @@
 // Chains of rows whose factors of products are stored as terms, so that each number is split once (see gemm/row_chain.cuh for the
 // other way). A number is the sum of three bfloat16 terms, which hold its 24 bits (bf16x3), and six of the nine products of terms
-// are added, the small ones first. Tensor cores truncate sums, so they add 16 products; float32 adds these.
+// are added. Tensor cores truncate sums. So they add 16 products of first terms, which have 16 bits each; float32 adds these. The
+// other products are added to an accumulator of their own, which is small.
 //
 // A value in terms is three matrices [ROWS][N], one for each term; N is a multiple of 8. A row is chunks of 16 bytes, which are
 // exchanged by the row, so that eight rows of a chunk lie in different banks. Columns from the width of the value on are zeros.
@@ -48,16 +49,27 @@ template <int ROWS, int N> __device__ __forceinline__ float element(const float 
 
 typedef uint32_t OfA[TERMS][4], OfB[TERMS][2]; // the fragments of 16 x 16 and 16 x 8 elements
 
-// sum += a b for 16 x 16 by 16 x 8 elements.
-__device__ __forceinline__ void add_product(float (&sum)[4], const OfA &a, const OfB &b) {
-    float c[4] = {};
-    #pragma unroll
-    for (int low = TERMS - 1; low >= 0; low--)
+// The sum of products of first terms, and that of all others.
+struct Sum {
+    float first[4], others[4];
+
+    // Adds a b for 16 x 16 by 16 x 8 elements.
+    __device__ __forceinline__ void add(const OfA &a, const OfB &b) {
         #pragma unroll
-        for (int i = 0; i <= low; i++) multiply_add<BFLOAT16_BITS>(c, a[i], b[low - i][0], b[low - i][1]);
-    #pragma unroll
-    for (int i = 0; i < 4; i++) sum[i] += c[i];
-}
+        for (int order = TERMS - 1; order > 0; order--)
+            #pragma unroll
+            for (int i = 0; i <= order; i++)
+                multiply_add<BFLOAT16_BITS>(others, a[i], b[order - i][0], b[order - i][1]);
+        float c[4] = {};
+        multiply_add<BFLOAT16_BITS>(c, a[0], b[0][0], b[0][1]);
+        #pragma unroll
+        for (int i = 0; i < 4; i++) first[i] += c[i];
+    }
+    __device__ __forceinline__ void get(float (&total)[4]) const {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) total[i] = first[i] + others[i];
+    }
+};
 
 // Loads the terms of A by the address of the first.
 template <bool TRANSPOSED, int BYTES> __device__ __forceinline__ void load_a(OfA &a, unsigned at) {
@@ -74,12 +86,13 @@ template <bool TRANSPOSED, int BYTES> __device__ __forceinline__ void load_b(OfB
     load_matrices<TRANSPOSED>(b[2], at + 2 * BYTES);
 }
 
-// c[s] += a[s] B for 16 rows from `row` on of each of COUNT factors with K columns, and TILES x 8 columns of B from `column` on.
+// c[s] = a[s] B for 16 rows from `row` on of each of COUNT factors with K columns, and TILES x 8 columns of B from `column` on.
 // B is a weight of N columns: [K][N], or [N][K] if TRANSPOSED.
 template <int COUNT, int ROWS, int K, int N, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], int row, const float *b, int column) {
     const int lane = threadIdx.x % WARP;
+    Sum sums[COUNT][TILES] = {};
     #pragma unroll 1
     for (int k = 0; k < K; k += 16) {
         const bool whole = K % 16 == 0 || k + 16 <= K; // else the second half of the step is zeros
@@ -101,9 +114,13 @@ __device__ __forceinline__ void multiply(
             #pragma unroll
             for (int i = 0; i < TERMS; i++) x[i][2] = whole ? x[i][2] : 0, x[i][3] = whole ? x[i][3] : 0;
             #pragma unroll
-            for (int j = 0; j < TILES; j++) add_product(c[s][j], x, y[j]);
+            for (int j = 0; j < TILES; j++) sums[s][j].add(x, y[j]);
         }
     }
+    #pragma unroll
+    for (int s = 0; s < COUNT; s++)
+        #pragma unroll
+        for (int j = 0; j < TILES; j++) sums[s][j].get(c[s][j]);
 }
 
 // The fragment of x^T: 16 of its M columns from `column` on, and 16 rows from k on. Of a factor of at most 4 columns, and of ones in
@@ -144,14 +161,6 @@ template <int ROWS, int N> __device__ __forceinline__ void load_y(OfB &b, const 
     }
 }
 
-// Element i, without an address in local memory.
-template <int COUNT> __device__ __forceinline__ const float *chosen(const float *const (&of)[COUNT], int i) {
-    const float *found = of[0];
-    #pragma unroll
-    for (int k = 1; k < COUNT; k++) found = i == k ? of[k] : found;
-    return found;
-}
-
 // total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before. If ONES, x is
 // a column of ones.
@@ -159,10 +168,10 @@ template <int COUNT, int ROWS, int TILES, int M, int N, bool ONES>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
     int row, int column, bool begin) {
     rows::Total<TILES, M, N> sum(total, row, column, begin);
-    float sums[TILES][4] = {};
+    Sum sums[TILES] = {};
     #pragma unroll 1
     for (int i = 0; i < COUNT; i++) {
-        const float *const of_x = chosen(x, i), *const of_y = chosen(y, i);
+        const float *const of_x = rows::chosen(x, i), *const of_y = rows::chosen(y, i);
         #pragma unroll 2
         for (int k = 0; k < ROWS; k += 16) {
             OfA a;
@@ -171,11 +180,14 @@ __device__ __forceinline__ void add_products(float *total, const float *const (&
             for (int j = 0; j < TILES; j++) {
                 OfB b;
                 load_y<ROWS, N>(b, of_y, k, column + 8 * j);
-                add_product(sums[j], a, b);
+                sums[j].add(a, b);
             }
         }
     }
-    sum.add(sums);
+    float found[TILES][4];
+    #pragma unroll
+    for (int j = 0; j < TILES; j++) sums[j].get(found[j]);
+    sum.add(found);
 }
 
 // Zeros in the rows from `left` on, which are not in sums.

@@ -347,7 +347,7 @@ class _Block:
                 kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
                 arguments = f"{name}, factors, shared + {at}, tile"
             lines += [
-                f"float {name}[{count}][{tiles}][4] = {{}};",
+                f"float {name}[{count}][{tiles}][4];",
                 "{",
                 f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
                 f"    {kind}({arguments});",
