@@ -33,19 +33,24 @@ class Way(NamedTuple):
     """How factors of products are stored in shared memory and multiplied.
 
     Attributes:
+        name: for messages.
         depth: rows of B that an instruction of tensor cores multiplies.
         product: estimated instructions of a warp for a product of 16 x 8 by `depth` x 8 elements.
         alone: estimated cycles of an instruction where a warp waits for its own results.
     """
 
+    name: str
     depth: int
     product: int
     alone: float
 
+    def __str__(self) -> str:
+        return self.name
 
-FLOATS = Way(8, 7, 6.6)
+
+FLOATS = Way("floats", 8, 7, 6.6)
 """As floats. Each warp splits what it reads into terms in tf32; see `kernels/cuda/gemm/row_chain.cuh`."""
-TERMS = Way(16, 20, 3.0)
+TERMS = Way("terms", 16, 20, 3.0)
 """As three terms in bfloat16, each number split once, in 6 bytes; see `kernels/cuda/gemm/row_chain_terms.cuh`."""
 WAYS = (FLOATS, TERMS)
 
@@ -153,7 +158,7 @@ class Layout:
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
-        depth, product, alone = self.way
+        _, depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
