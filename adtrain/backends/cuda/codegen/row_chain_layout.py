@@ -23,8 +23,8 @@ MAX_WARPS = 16
 """Maximum warps of a multiprocessor. A thread then has 128 registers."""
 REGISTERS, MAX_REGISTERS = 1 << 16, 255
 """Registers of a multiprocessor, and the most of a thread."""
-ACCUMULATORS, OTHER_REGISTERS = 4, 80
-"""Registers of a thread for a product of 16 x 8 elements, and for all else."""
+OTHER_REGISTERS = 80
+"""Registers of a thread for all but its products."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
 
@@ -34,12 +34,14 @@ class Way(NamedTuple):
 
     Attributes:
         name: for messages.
+        registers: of a thread for a product of 16 x 8 elements.
         depth: rows of B that an instruction of tensor cores multiplies.
         product: estimated instructions of a warp for a product of 16 x 8 by `depth` x 8 elements.
         alone: estimated cycles of an instruction where a warp waits for its own results.
     """
 
     name: str
+    registers: int
     depth: int
     product: int
     alone: float
@@ -48,9 +50,9 @@ class Way(NamedTuple):
         return self.name
 
 
-FLOATS = Way("floats", 8, 7, 6.6)
+FLOATS = Way("floats", 4, 8, 7, 6.6)
 """As floats. Each warp splits what it reads into terms in tf32; see `kernels/cuda/gemm/row_chain.cuh`."""
-TERMS = Way("terms", 16, 20, 3.0)
+TERMS = Way("terms", 12, 16, 20, 3.0)
 """As three terms in bfloat16, each number split once, in 6 bytes; see `kernels/cuda/gemm/row_chain_terms.cuh`."""
 WAYS = (FLOATS, TERMS)
 
@@ -130,7 +132,7 @@ class Layout:
         """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
         products = max(map(len, self.plan.products.values()), default=1)
         registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
-        return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
+        return max(1, (registers - OTHER_REGISTERS) // (self.way.registers * products))
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
         """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
@@ -158,7 +160,7 @@ class Layout:
 
     def _cycles(self, step: int) -> float:
         """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
-        _, depth, product, alone = self.way
+        _, _, depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
