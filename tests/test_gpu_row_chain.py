@@ -39,7 +39,9 @@ def errors(found: list[np.ndarray], exact: list[np.ndarray]) -> list[float]:
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("way", row_chain_layout.WAYS, ids=str)
-def test_chains_are_as_exact_as_separate_kernels(gpu: Any, way: Way, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_are_as_exact_as_separate_kernels(
+    gpu: Any, way: Way, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     f, shapes = SAMPLES[name]
     arrays = arrays_of(shapes(ROWS), np.random.default_rng(0))
     exact = results(f, ad.tree.map(lambda x: x.astype(np.float64) if x.dtype.kind == "f" else x, arrays), "cpu")

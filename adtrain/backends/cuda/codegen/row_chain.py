@@ -111,7 +111,7 @@ class _Writer:
         lines = [
             f"constexpr int ROWS = {layout.rows};",
             "float *const shared = (float *)shared_bytes;",
-            f"float *const values = shared + {layout.shared};",
+            f"float *const values = shared + {layout.shared.floats};",
             "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
             *self._shared_arguments(),
             *self._scratch(),
@@ -131,14 +131,14 @@ class _Writer:
     def _shared_arguments(self) -> list[str]:
         """Statements that load the arguments which all rows share: numbers to registers, others to shared memory."""
         lines = [f"const {c_type(v.type.dtype)} {text} = *{self.names[v]};" for v, text in self.scalars.items()]
-        for v, at in self.layout.weights.items():
+        for v, at in self.layout.shared.weights.items():
             rows, columns = v.type.shape
             kind = f"rows::load_weight<{rows}, {columns}, {weight_pitch(columns)}>"
             lines.append(f"{kind}(shared + {at}, {self.names[v]});")
-        for v, at in self.layout.split_weights.items():
+        for v, at in self.layout.shared.split_weights.items():
             rows, columns = v.type.shape
             lines.append(f"row_terms::load_weight<{rows}, {columns}>(shared + {at}, {self.names[v]});")
-        for v, at in self.layout.vectors.items():
+        for v, at in self.layout.shared.vectors.items():
             lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
 
@@ -337,13 +337,13 @@ class _Block:
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
             n, way = weight.type.shape[1], str(transposed).lower()
             if self.writer.layout.way is TERMS:
-                factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.split_weights[weight])
+                factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.shared.split_weights[weight])
                 of_columns = padded(n if not transposed else weight.type.shape[0])
                 kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"
                 arguments = f"{name}, factors, strip, shared + {at}, tile"
             else:
                 factors = [f"values + {at} + strip * {pitch(k)}" for at in places]
-                at = _at(self.writer.layout.weights[weight])
+                at = _at(self.writer.layout.shared.weights[weight])
                 kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
                 arguments = f"{name}, factors, shared + {at}, tile"
             lines += [
@@ -380,8 +380,8 @@ class _Block:
         """The element of an argument that all rows share."""
         if v in self.writer.scalars:
             return self.writer.scalars[v]
-        if v in self.writer.layout.vectors:
-            return f"shared[{_at(self.writer.layout.vectors[v])} + {column}]"
+        if v in self.writer.layout.shared.vectors:
+            return f"shared[{_at(self.writer.layout.shared.vectors[v])} + {column}]"
         return f"{self.writer.names[v]}[{column}]"
 
     def _computed(self, v: Variable, column: str) -> str:
@@ -419,7 +419,7 @@ class _Block:
 
     def _inline_product(self, e: Equation, column: str) -> str:
         a, b = e.inputs
-        at, length = _at(self.writer.layout.weights[b]), weight_pitch(b.type.shape[1])
+        at, length = _at(self.writer.layout.shared.weights[b]), weight_pitch(b.type.shape[1])
         text = ""
         for k in range(width(a)):
             place = f"{column} * {length} + {k}" if e.params["transpose_b"] else f"{k * length} + {column}"

@@ -9,7 +9,16 @@ from itertools import product as cartesian
 from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
-from adtrain.backends.cuda.codegen.row_chain_plan import Place, Plan, RowSum, arrange, padded, pitch, weight_pitch, width
+from adtrain.backends.cuda.codegen.row_chain_plan import (
+    Place,
+    Plan,
+    RowSum,
+    arrange,
+    padded,
+    pitch,
+    weight_pitch,
+    width,
+)
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
@@ -57,20 +66,34 @@ TERMS = Way("terms", 12, 16, 20, 3.0)
 WAYS = (FLOATS, TERMS)
 
 
+class Shared(NamedTuple):
+    """Where the arguments that all rows share begin in shared memory, in floats.
+
+    Attributes:
+        weights: as floats.
+        split_weights: weights as terms.
+        vectors: other arguments.
+        floats: of all.
+    """
+
+    weights: dict[Variable, int]
+    split_weights: dict[Variable, int]
+    vectors: dict[Variable, int]
+    floats: int
+
+
 @dataclass(frozen=True)
 class Layout:
     """How a block divides the work.
 
     Attributes:
+        way: how factors of products are stored and multiplied.
         rows: of a tile.
         warps: of a block.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
-        way: how factors of products are stored and multiplied.
-        weights, split_weights, vectors: where weights as floats, weights as terms, and other arguments that all rows
-            share, begin in shared memory, in floats.
-        shared: floats of shared memory for arguments that all rows share.
-        values: floats of shared memory for the values of a tile.
+        shared: the arguments that all rows share. The values of a tile follow in shared memory.
+        values: floats of the values of a tile in shared memory.
         kept: floats of the values of a tile in scratch memory.
     """
 
@@ -80,10 +103,7 @@ class Layout:
     warps: int
     resident: int
     blocks: int
-    weights: dict[Variable, int]
-    split_weights: dict[Variable, int]
-    vectors: dict[Variable, int]
-    shared: int
+    shared: Shared
     values: int
     kept: int
 
@@ -93,13 +113,17 @@ class Layout:
         found, at = {}, 0
         for total in self.plan.sums:
             found[total] = at
-            at += -(-total.size * self.copies(total) // 4) * 4
+            at += self._floats(total)
         return found
 
-    @property
+    @cached_property
     def partial(self) -> int:
         """The floats of the partial sums of a block."""
-        return sum(-(-total.size * self.copies(total) // 4) * 4 for total in self.plan.sums)
+        return sum(map(self._floats, self.plan.sums))
+
+    def _floats(self, total: RowSum) -> int:
+        """The floats of a partial sum with its copies. The next one begins at a multiple of 16 bytes."""
+        return -(-total.size * self.copies(total) // 4) * 4
 
     def in_terms(self, v: Variable) -> bool:
         """Whether a value by row is stored as terms."""
@@ -121,7 +145,7 @@ class Layout:
     @property
     def floats(self) -> int:
         """The floats of shared memory."""
-        return self.shared + self.values
+        return self.shared.floats + self.values
 
     @property
     def threads(self) -> int:
@@ -184,9 +208,9 @@ FACTOR, ELEMENTS = 14, 60
 """Instructions of a warp: to load a factor, and split it if it is floats; for the elementwise equations of a target on
 16 x 8 elements."""
 STEP, TOGETHER = 1300, 0.4
-"""Cycles: of a step in addition; of an instruction where the
-warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
-a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
+"""Cycles: of a step in addition; of an instruction where the warps of a multiprocessor have more than its schedulers
+can begin. They fit the times of two networks on an H200, within a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units
+on 65,536."""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
@@ -194,14 +218,14 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     places = [x for own in plan.places.values() for x in own]
     found: list[Layout] = []
     for way, rows in cartesian(WAYS, ROWS):
-        *shared, at = _arrange_shared(plan, way)
+        shared = _arrange_shared(plan, way)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
         values = arrange(places, _sizes(plan, places, way, rows)) + MARGIN
-        fit = (target.shared + DRIVER_SHARED) // (4 * (at + values) + DRIVER_SHARED)
+        fit = (target.shared + DRIVER_SHARED) // (4 * (shared.floats + values) + DRIVER_SHARED)
         for warps in WARPS:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, way, rows, warps, resident, blocks, *shared, at, values, kept))
+                found.append(Layout(plan, way, rows, warps, resident, blocks, shared, values, kept))
     if not found:
         return None
     best = min(found, key=lambda layout: layout.cycles)
@@ -210,8 +234,7 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
     return best
 
 
-def _arrange_shared(plan: Plan, way: Way) -> tuple[dict[Variable, int], dict[Variable, int], dict[Variable, int], int]:
-    """Where the arguments that all rows share begin in shared memory, see `Layout`, and where they end."""
+def _arrange_shared(plan: Plan, way: Way) -> Shared:
     weights, split_weights, vectors, at = dict[Variable, int](), dict[Variable, int](), dict[Variable, int](), 0
     for v in plan.weights:
         k, n = v.type.shape
@@ -224,7 +247,7 @@ def _arrange_shared(plan: Plan, way: Way) -> tuple[dict[Variable, int], dict[Var
     for v in plan.vectors:
         vectors[v] = at
         at += -(-v.size // 4) * 4
-    return weights, split_weights, vectors, at
+    return Shared(weights, split_weights, vectors, at)
 
 
 def _sizes(plan: Plan, places: Collection[Place], way: Way, rows: int) -> dict[Place, int]:
