@@ -228,7 +228,7 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
                 found.append(Layout(plan, way, rows, warps, resident, blocks, shared, values, kept))
     if not found:
         return None
-    best = min(found, key=lambda layout: layout.cycles)
+    best = min(found, key=lambda layout: (layout.cycles, -layout.warps))
     arrange(places, _sizes(plan, places, best.way, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
     return best
