@@ -123,8 +123,8 @@ __device__ __forceinline__ void multiply(
         for (int j = 0; j < TILES; j++) sums[s][j].get(c[s][j]);
 }
 
-// The fragment of x^T: 16 of its M columns from `column` on, and 16 rows from k on. Of a factor of at most 4 columns, and of ones in
-// place of a factor (M = 0), a lane makes its terms.
+// The fragment of x^T: 16 of its M columns from `column` on, and 16 rows from k on. Of a factor of at most 4 columns, and of ones
+// in place of a factor (M = 0), a lane makes its terms.
 template <int ROWS, int M> __device__ __forceinline__ void load_x(OfA &a, const float *x, int k, int column) {
     const int lane = threadIdx.x % WARP, g = lane / 4, c = lane % 4;
     if constexpr (M > INLINE) {
@@ -161,9 +161,9 @@ template <int ROWS, int N> __device__ __forceinline__ void load_y(OfB &b, const 
     }
 }
 
-// total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
-// columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before. If ONES, x is
-// a column of ones.
+// total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8 columns of y from
+// `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before. If ONES, x is a column of
+// ones.
 template <int COUNT, int ROWS, int TILES, int M, int N, bool ONES>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
     int row, int column, bool begin) {
