@@ -57,7 +57,7 @@ class Tiles(NamedTuple):
     """A transpose through tiles in shared memory (`index/copy_tile.cuh`), by a part of a launch.
 
     Attributes:
-        rows, columns: of a tile; rows are contiguous in the source, columns in the target.
+        rows, columns: of a tile. Neighbouring rows are neighbours in the source, neighbouring columns in the target.
         blocks: the number of tiles.
         axes: at most one other axis, then that of the rows and that of the columns.
     """
@@ -69,14 +69,12 @@ class Tiles(NamedTuple):
 
 
 def transposed_tiles(x: Any, axes: Ints) -> Tiles | None:
-    """The tiles of a transpose; None if it is no copy through tiles, or has more axes."""
+    """The tiles of a transpose; None if it is no copy through tiles, or has several other axes."""
     tiled = _tiled(_merged(shapes.transpose(x, axes)))
     if tiled is None or len(tiled) > 3:
         return None
     outer, rows, columns = [Axis(1, 0, 0)] * (3 - len(tiled)) + tiled
-    across, down = _sides(rows.length, columns.length, TILE if x.dtype.itemsize > 1 else BYTE_TILE)
-    blocks = outer.length * -(-rows.length // across) * -(-columns.length // down)
-    return Tiles(across, down, blocks, (outer, rows, columns))
+    return Tiles(*_tile(tiled, x.dtype), (outer, rows, columns))
 
 
 def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = None) -> list[CudaKernel]:
@@ -95,10 +93,8 @@ def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = N
 
     found = []
     if tiled := _tiled(axes):
-        *others, rows, columns = tiled
-        across, down = _sides(rows.length, columns.length, TILE if dtype.itemsize > 1 else BYTE_TILE)
-        blocks = math.prod(axis.length for axis in others) * -(-rows.length // across) * -(-columns.length // down)
-        found.append(kernel("copy_tiles", tiled, {"ROWS": across, "COLUMNS": down}, blocks=blocks, threads=THREADS))
+        rows, columns, blocks = _tile(tiled, dtype)
+        found.append(kernel("copy_tiles", tiled, {"ROWS": rows, "COLUMNS": columns}, blocks=blocks, threads=THREADS))
     macros = {"AXES": max(len(axes), 1)}
     if axes and abs(axes[-1].source) == 1 and axes[-1].target == 1:
         reverse = int(axes[-1].source < 0)
@@ -114,6 +110,13 @@ def _tiled(axes: list[Axis]) -> list[Axis] | None:
     if not rows or abs(axes[-1].source) == 1 or min(rows[0].length, axes[-1].length) < MIN_TILED:
         return None
     return [axis for axis in axes[:-1] if axis is not rows[0]] + [rows[0], axes[-1]]
+
+
+def _tile(axes: Sequence[Axis], dtype: np.dtype) -> tuple[int, int, int]:
+    """The rows and columns of a tile, and the number of tiles; the last two axes are those of `_tiled`."""
+    *others, rows, columns = (axis.length for axis in axes)
+    height, width = _sides(rows, columns, TILE if dtype.itemsize > 1 else BYTE_TILE)
+    return height, width, math.prod(others) * -(-rows // height) * -(-columns // width)
 
 
 def _sides(rows: int, columns: int, side: int) -> tuple[int, int]:
