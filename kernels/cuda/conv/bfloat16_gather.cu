@@ -21,7 +21,7 @@ constexpr int CHANNELS = OF_GRADIENT ? OUTPUT_C : IMAGE_C;
 constexpr int OUTSIDE = 1 << 28;                          // a row that no image has
 typedef uint16_t Bits;
 
-static_assert(TERMS == 1 || DIRECTION == WEIGHT_GRAD, "gradients of filters have several terms");
+static_assert(TERMS == 1 || DIRECTION == WEIGHT_GRAD, "only operands of weight gradients have several terms");
 struct alignas(128) Maps {
     TensorMap of[TERMS];
 };

@@ -1,11 +1,11 @@
-// Products of a matrix X and one of few columns Y, both bfloat16 in memory, by mma.sync. Such a product is bound by the reads of X.
-// So a lane loads X and Y from global memory to the registers of mma.sync, 16 bytes of X at a time. It may hold any rows and any k,
-// if both operands have the same k.
+// Narrow products, of a matrix X by a matrix Y of COLUMNS columns, both bfloat16 in memory, by mma.sync. They are bound by the reads
+// of X. So a lane loads X and Y from global memory to the registers of mma.sync, 16 bytes of X at a time. Rows and k may be in any
+// order there, if the k of both operands agree.
 //
 // A cluster of blocks computes ROWS rows. Its warps divide K (sliced-K). Their sums are added in shared memory, in the order of the
 // warps, then of the blocks. Registers allow one block on a multiprocessor.
 //
-// PRODUCTS: pairs of matrices of the same K. If C has more than COLUMNS columns, X is B and C is the transposed product.
+// PRODUCTS: the number of products; all have the same K. If C has more than COLUMNS columns, X is B, and C is (X Y) transposed.
 //
 // Macros (narrow_products in lowering/cuda/gemm/narrow.py): PRODUCTS, COLUMNS (a multiple of 8), CLUSTER. WIDE_K, NARROW_K: whether
 // neighbouring elements of X, or of Y, have neighbouring k. WIDE_C: most elements of a store.

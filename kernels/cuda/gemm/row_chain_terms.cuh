@@ -1,10 +1,10 @@
 // Chains of rows whose factors of products are stored as terms, so that each number is split once (see gemm/row_chain.cuh for the
 // other way). A number is the sum of three bfloat16 terms, which hold its 24 bits (bf16x3), and six of the nine products of terms
-// are added. Tensor cores truncate sums. So they add 16 products of first terms, which have 16 bits each; float32 adds these. The
-// other products are added to an accumulator of their own, which is small.
+// are added. Tensor cores truncate sums. So they add 16 products of first terms, which have 16 bits each, and float32 additions sum
+// the results. The other products, which are small, have an accumulator of their own.
 //
-// A value in terms is three matrices [ROWS][N], one for each term; N is a multiple of 8. A row is chunks of 16 bytes, which are
-// exchanged by the row, so that eight rows of a chunk lie in different banks. Columns from the width of the value on are zeros.
+// A value in terms is three matrices [ROWS][N], one for each term; N is a multiple of 8. A row is chunks of 16 bytes with a swizzle,
+// so that eight rows of a chunk lie in different banks. Columns from the width of the value on are zeros.
 // Values of at most 4 columns are rows of floats.
 #pragma once
 #include "gemm/row_chain.cuh"
@@ -38,7 +38,7 @@ template <int ROWS, int N> __device__ __forceinline__ void store(float *to, int 
     for (int i = 0; i < TERMS; i++) *(uint32_t *)((char *)to + i * SIZE<ROWS, N> + place<N>(row, column)) = terms[i];
 }
 
-// A number.
+// A number: the sum of its terms.
 template <int ROWS, int N> __device__ __forceinline__ float element(const float *from, int row, int column) {
     const char *const at = (const char *)from + place<N>(row, column);
     float sum = 0;

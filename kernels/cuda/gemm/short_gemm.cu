@@ -3,7 +3,7 @@
 // columns, so they read the same lines of memory.
 //
 // Macros (short_gemm in lowering/cuda/gemm): LENGTH_M, LENGTH_N, LENGTH_K, TRANSPOSE_A, TRANSPOSE_B. ROWS and COLUMNS divide M and N.
-// WIDE_K: k of a load where neighbours in memory have neighbouring k. WIDE_C: most columns of another load, and of a store.
+// WIDE_K: elements of a load where neighbours in memory have neighbouring k. WIDE_C: most columns of a load of B, and of a store.
 #include "common/epilogue.cuh"
 
 constexpr int THREADS = 128;

@@ -1,4 +1,4 @@
-// A copy through shared memory, for a matrix whose rows are contiguous in the source and whose columns are in the target.
+// A copy of a matrix through shared memory. Neighbouring rows are neighbours in the source, neighbouring columns in the target.
 #pragma once
 #include "common/common.cuh"
 
