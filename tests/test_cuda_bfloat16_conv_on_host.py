@@ -167,7 +167,7 @@ def test_gathered_images_are_right(host: Host, direction: Direction, name: str) 
 
 @pytest.mark.parametrize("operand_format", ["bfloat16", "bf16x2"])
 @pytest.mark.parametrize(("filters", "gathered"), [(40, (True, True)), (72, (False, True))])
-def test_a_weight_gradient_of_many_filters_gathers_only_the_images(
+def test_a_weight_gradient_gathers_images_and_the_gradient_of_few_filters(
     host: Host, filters: int, gathered: tuple[bool, bool], operand_format: str
 ) -> None:
     conv, arrays, params = problem(Direction.WEIGHT_GRAD, (3, 9, 7, 24), filters, *WINDOWS["3x3"], operand_format)

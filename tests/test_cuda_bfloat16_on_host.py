@@ -76,9 +76,7 @@ def test_tiles_that_do_not_fill_the_multiprocessors_are_split(host: Host) -> Non
 
 @pytest.mark.parametrize("transposed", FLAGS)
 @pytest.mark.parametrize(("columns", "swapped"), [(8, False), (16, True)])
-def test_products_of_few_columns_are_right(
-    host: Host, transposed: tuple[bool, bool], columns: int, swapped: bool
-) -> None:
+def test_narrow_products_are_right(host: Host, transposed: tuple[bool, bool], columns: int, swapped: bool) -> None:
     (ta, tb), rows, k = transposed, 88, 648
     m, n = (columns, rows) if swapped else (rows, columns)
     kernel = narrow_products(H200._replace(multiprocessors=8), [(m, n)], k, (ta, not tb))
@@ -125,7 +123,7 @@ WIDE, NARROW = ((136, 264), (264, 136), (72, 200)), ((8, 264), (136, 8), (8, 200
 def test_weight_gradients_with_updates_in_one_launch_are_right(
     splits: int | None, shapes: tuple[tuple[int, int], ...], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`splits` is None for the kernel of few columns."""
+    """`splits` is None for the kernel of narrow products."""
     monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "MAX_FLOPS", 0)
     rows, target = 520, H200._replace(multiprocessors=4)
     rng = np.random.default_rng(0)

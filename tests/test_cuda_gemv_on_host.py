@@ -61,7 +61,7 @@ def test_a_batch_of_many_small_matrices_is_right(host: Host, m: int, n: int, k: 
     ("m", "n", "k", "ta", "tb"),
     [(72, 36, 8, False, False), (20, 22, 5, False, True), (64, 33, 16, True, False), (48, 64, 12, True, True)],
 )
-def test_a_product_of_few_terms_is_right(
+def test_a_product_with_a_short_k_is_right(
     host: Host, m: int, n: int, k: int, ta: bool, tb: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for minimum in ("MIN_SHORT", "MIN_SHORT_THREADS"):

@@ -103,7 +103,7 @@ def check_product(gpu: Any, kernel: CudaKernel, shape: tuple[int, int, int, int]
 
 @pytest.mark.parametrize("flags", [*product((False, True), repeat=2)])
 @pytest.mark.parametrize("shape", [(8192, 8, 768), (8, 776, 4104), (3080, 16, 72), (16, 4104, 3072)])
-def test_products_of_few_columns_are_right(
+def test_narrow_products_are_right(
     gpu: Any, hopper: None, shape: tuple[int, int, int], flags: tuple[bool, bool]
 ) -> None:
     (m, n, k), (ta, tb) = shape, flags

@@ -92,7 +92,7 @@ def test_every_candidate_for_a_product_is_right(
 
 @pytest.mark.parametrize(("ta", "tb"), FLAGS)
 @pytest.mark.parametrize(("shape", "dtype"), [((1, 776, 3072, 8), "float32"), ((1, 1030, 513, 13), "float64")])
-def test_products_of_few_terms_are_right(
+def test_products_with_a_short_k_are_right(
     gpu: Any, shape: tuple[int, int, int, int], dtype: str, ta: bool, tb: bool
 ) -> None:
     a, b = operands(shape, ta, tb, dtype)

@@ -334,4 +334,7 @@ def test_narrow_weight_gradients_of_one_launch_take_one_block_on_each_multiproce
     kernel = narrow_products(H200, [(768, 8), (8, 768), (3072, 8), (8, 2304), (768, 8), (8, 768)], 8192, (True, True))
     assert kernel is not None
     assert kernel.launches[0].blocks == H200.multiprocessors
+
+
+def test_narrow_products_of_different_widths_share_no_launch() -> None:
     assert narrow_products(H200, [(768, 8), (768, 16)], 8192, (True, True)) is None
