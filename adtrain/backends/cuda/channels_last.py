@@ -362,13 +362,14 @@ def _cycles(e: Equation, target: Target, in_tf32: bool) -> float:
     """The estimated cycles of an equation that depend on the layout; 0 for equations that are as fast in either one.
 
     Args:
-        in_tf32: whether convolutions of images that are channels last are in tf32.
+        in_tf32: whether the convolutions that become channels last are in tf32.
 
     - Convolution: the estimate of its kernel.
     - Transpose: twice the bytes that it moves, because the kernels before and after it write and read float32.
-    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In tf32 another kernel reads a
-      gradient through pooling again, and writes its first term. In the other layout the kernel of a convolution also
-      computes 2 x 2 max pooling.
+    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In tf32 they are not, and a
+      further kernel reads the gradient before the pooling and writes its first term. In full precision they are not
+      either, but are halved, because the other layout is estimated too fast as well (docs/worklog/conv.md). In the
+      other layout the kernel of a convolution also computes 2 x 2 max pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
     - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
       weight gradient also computes are not counted.

@@ -335,16 +335,16 @@ class _Block:
         for (weight, transposed), equations in self.products.items():
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
-            n, way = weight.type.shape[1], str(transposed).lower()
+            n, flag = weight.type.shape[1], str(transposed).lower()
             if self.writer.layout.way is TERMS:
                 factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.shared.split_weights[weight])
                 of_columns = padded(n if not transposed else weight.type.shape[0])
-                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"
+                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {flag}, {tiles}>"
                 arguments = f"{name}, factors, strip, shared + {at}, tile"
             else:
                 factors = [f"values + {at} + strip * {pitch(k)}" for at in places]
                 at = _at(self.writer.layout.shared.weights[weight])
-                kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
+                kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {flag}, {tiles}>"
                 arguments = f"{name}, factors, shared + {at}, tile"
             lines += [
                 f"float {name}[{count}][{tiles}][4];",

@@ -42,10 +42,10 @@ class Way(NamedTuple):
     """How factors of products are stored in shared memory and multiplied.
 
     Attributes:
-        name: for messages.
-        registers: of a thread for a product of 16 x 8 elements.
-        depth: rows of B that an instruction of tensor cores multiplies.
-        product: estimated instructions of a warp for a product of 16 x 8 by `depth` x 8 elements.
+        name: in the names of tests.
+        registers: of a thread for the accumulators of 16 x 8 elements of a result.
+        depth: elements along K that an instruction of tensor cores multiplies.
+        product: estimated instructions of a warp for a product of 16 x `depth` by `depth` x 8 elements.
         alone: estimated cycles of an instruction where a warp waits for its own results.
     """
 
@@ -235,6 +235,7 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
 
 
 def _arrange_shared(plan: Plan, way: Way) -> Shared:
+    """The places of the arguments that all rows share."""
     weights, split_weights, vectors, at = dict[Variable, int](), dict[Variable, int](), dict[Variable, int](), 0
     for v in plan.weights:
         k, n = v.type.shape

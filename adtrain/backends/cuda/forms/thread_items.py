@@ -42,7 +42,7 @@ as long with 4,096.
 RESIDENT = 3
 """Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
 MAX_NARROW = 8
-"""Maximum terms, or columns, of a narrow product. Other kernels compute tiles, most of which would be empty."""
+"""Maximum K, or columns, of a narrow product. Other kernels compute tiles, most of which would be empty."""
 MAX_LIVE = 96
 """Maximum elements that a thread holds at once."""
 
@@ -125,7 +125,7 @@ class WideProductFusion(ProductFusion):
 
 
 def is_narrow(product: Equation, target: Target) -> bool:
-    """Whether a product has few terms or columns, and threads can compute its items."""
+    """Whether a product has a short K or few columns, and threads can compute its items."""
     found = items_of_threads(product) if ThreadItemsFusion.runs_on(target) else None
     if found is None or not product.has(Trait.MATMUL):
         return False

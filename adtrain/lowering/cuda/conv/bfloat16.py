@@ -80,10 +80,10 @@ class Loader(Enum):
 
     TMA = "bfloat16_conv"
     GATHER = "bfloat16_gather"
-    """cp.async copies tiles of K. Images are one array of bfloat16, or two for a weight gradient."""
+    """cp.async copies tiles of K. An operand is one array of bfloat16, or up to two for a weight gradient."""
     SHIFT = "bfloat16_shift"
-    """All threads of a warpgroup copy pixels once for all taps. Images are one array, and filters fit in shared
-    memory."""
+    """Pixels are copied once for all taps, by cp.async, or in tf32 through registers. An operand is one array, and
+    filters fit in shared memory."""
 
 
 @dataclass(frozen=True)

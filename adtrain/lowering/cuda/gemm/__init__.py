@@ -1,7 +1,7 @@
 """The CUDA kernels for matrix products: the candidates, and device functions for products inside other kernels.
 
-Where a length is small, products have no tiles: a short K or many small matrices (`gemm/short_gemm.cu`), and a matrix
-by a vector (`gemm/gemv.cu`).
+Where a length is small, products have no tiles in shared memory: a short K or many small matrices
+(`gemm/short_gemm.cu`), and a matrix by a vector (`gemm/gemv.cu`).
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ MAX_TINY = 8
 MIN_BATCH = 1 << 12
 """Minimum of small matrices. Other kernels have a thread block for each, of which most threads have no work."""
 MAX_SHORT_K = 16
-"""The largest K of other products by `gemm/short_gemm.cu`. A thread holds K vectors of B in registers."""
+"""The largest K of other products by `gemm/short_gemm.cu`. A thread has its rows and columns in registers."""
 MIN_SHORT = 1 << 18
 """Minimum elements of their result, which is then bound by memory traffic."""
 SHORT_THREADS, SHORT_ROWS, MIN_SHORT_THREADS = 128, (4, 2, 1), 1 << 15
 """Threads of a block; rows of a thread; minimum threads if they have several rows."""
 SHORT_BYTES_PER_CYCLE = 2000
-"""Bytes that a GPU moves in a cycle for them."""
+"""Bytes that a GPU moves in a cycle for such a product, as an estimate."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 GEMV_COLUMN_LANES = 8
@@ -246,12 +246,13 @@ def has_tiny_matrices(lengths: Sequence[int]) -> bool:
 
 
 def has_short_k(lengths: Sequence[int]) -> bool:
-    """Whether the epilogue of a product moves so much that the product should take no time beside it."""
+    """Whether a product has a short K and so many results that it is bound by what its epilogue moves."""
     batch, m, n, k = lengths
     return 0 < k <= MAX_SHORT_K and batch * m * n >= MIN_SHORT
 
 
 def short_gemm(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
+    """The kernel for a short K, or for many small matrices."""
     batch, m, n, k = lengths
     wide_k, wide_c = (math.gcd(x, 16 // dtype.itemsize) for x in (k, n))
     columns = n if n <= MAX_TINY else wide_c

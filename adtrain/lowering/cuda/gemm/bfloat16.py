@@ -437,8 +437,8 @@ def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
 
 
 def product_kernels(product: Bfloat16Product) -> Sequence[CudaKernel]:
-    """The kernels of products of matrices, the fastest by estimate first. Tiles are too wide for products of few
-    columns."""
+    """The kernels of products of matrices, the one to prefer first: that of narrow products, then tiles, the fastest by
+    estimate first."""
     narrow = None
     if product.lengths[0] == 1:
         narrow = narrow_products(product.target, product.shapes, product.lengths[3], product.mn_major)

@@ -1,4 +1,4 @@
-"""Products of a matrix by one of few columns, both bfloat16 in memory, on Hopper (`gemm/bfloat16_narrow.cu`)."""
+"""Narrow products of matrices that are bfloat16 in memory, on Hopper (`gemm/bfloat16_narrow.cu`)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import numpy as np
 from adtrain.core.kernel import WARP, CudaKernel, CudaLaunch, Target
 
 COLUMNS = 8, 16
-"""The numbers of columns. The kernel needs accumulators for each."""
+"""The numbers of columns of a result, or of its rows. A thread has accumulators for all of them."""
 WARPS, ROWS = 16, 64
 """Warps and rows of a block."""
 STEP = {True: 32, False: 16}
 """K of a step of a warp, by whether K is the last axis of the wide matrix."""
 CLUSTERS = 1, 2, 4, 8
+"""Blocks that divide the K of a tile."""
 START, WAVE, BYTES_PER_CYCLE = 4000, 3000, 15
-"""Cycles of a launch, and of the start and end of a block; bytes that a multiprocessor reads in a cycle. Estimates."""
+"""Estimates: cycles of a launch, and of the start and end of a block; bytes that a multiprocessor reads in a cycle."""
 
 
 def narrow_products(
     target: Target, shapes: Sequence[tuple[int, int]], k: int, mn_major: tuple[bool, bool]
 ) -> CudaKernel | None:
-    """The kernel for products of the same K; None if it does not suit them.
+    """The kernel for products of the same K; None if the smaller length of a product is not one of COLUMNS, or not the
+    same in all, or if only some of the larger matrices are K-major.
 
     Args:
-        shapes: M and N of each product. The smaller one is the number of columns, equal in all products.
+        shapes: M and N of each product.
         mn_major: of A and B, whether it is not K-major.
     """
     columns = min(shapes[0])
@@ -37,7 +39,7 @@ def narrow_products(
     tiles = sum(-(-max(shape) // ROWS) for shape in shapes)
 
     def cycles(cluster: int) -> float:
-        """Estimated, of a number of blocks that divide the K of a tile."""
+        """The estimate for clusters of this many blocks."""
         waves = -(-tiles * cluster // target.multiprocessors)
         return START + waves * (WAVE + ROWS * k * 2 / cluster / BYTES_PER_CYCLE)
 
