@@ -164,23 +164,23 @@ class _Writer:
         return lines
 
     def _sums(self, step: int) -> list[str]:
-        """Statements that add the terms of sums which are ready in a step."""
+        """Statements that add to sums what is ready in a step."""
         lines, thread = list[str](), 0
         for total in self.plan.sums:
-            terms = [
+            addends = [
                 (self.place(x, step - BEFORE), y and self.place(y, step - BEFORE))
-                for at, x, y in total.terms
+                for at, x, y in total.addends
                 if at == step
             ]
-            if not terms:
+            if not addends:
                 continue
             to = f"sums + {_at(self.layout.offsets[total])}"
-            begin = "begin" if step == min(at for at, _, _ in total.terms) else "false"
+            begin = "begin" if step == min(at for at, _, _ in total.addends) else "false"
             if self.layout.by_ones(total):
-                lines += self._products(total, to, [("0", x) for x, _ in terms], begin)
-            elif terms[0][1] is None:  # sums of columns have the last warps, which have less other work
+                lines += self._products(total, to, [("0", x) for x, _ in addends], begin)
+            elif total.of_columns:  # sums of columns have the last warps, which have less other work
                 n = total.size
-                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(values + {x} + column)" for x, _ in terms]
+                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(values + {x} + column)" for x, _ in addends]
                 known = f"({begin} ? 0 : *({to} + column))"
                 column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
                 lines += [
@@ -189,14 +189,14 @@ class _Writer:
                 ]
                 thread += WARP * -(-n // WARP)
             else:
-                lines += self._products(total, to, [(x, str(y)) for x, y in terms], begin)
+                lines += self._products(total, to, [(x, str(y)) for x, y in addends], begin)
         return [*self._clear(step), *lines] if lines else []
 
     def _clear(self, step: int) -> list[str]:
         """Statements that clear the rows after the last one in the values whose sums are added in a step."""
-        terms = [own for total in self.plan.sums for at, *own in total.terms if at == step]
+        addends = [own for total in self.plan.sums for at, *own in total.addends if at == step]
         lines = []
-        for v in dict.fromkeys(v for own in terms for v in own if v is not None):
+        for v in dict.fromkeys(v for own in addends for v in own if v is not None):
             kind = f"row_terms::clear_rows<ROWS, {padded(width(v))}>"
             if not self.layout.in_terms(v):
                 kind = f"rows::clear_rows<ROWS, {pitch(width(v))}>"
@@ -211,7 +211,7 @@ class _Writer:
         x, y = ([_selected([pair[i] for pair in pairs[k::count]]) for k in range(count)] for i in (0, 1))
         kind = f"rows::add_products<{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}>"
         if self.layout.way is TERMS:
-            ones = str(total.terms[0][2] is None).lower()
+            ones = str(total.of_columns).lower()
             kind = f"row_terms::add_products<{count}, ROWS, {tiles}, {m}, {n}, {ones}>"
         return [
             f"for (int item = warp; item < {copies * items}; item += {self.layout.warps}) {{",
@@ -338,8 +338,8 @@ class _Block:
             n, flag = weight.type.shape[1], str(transposed).lower()
             if self.writer.layout.way is TERMS:
                 factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.shared.split_weights[weight])
-                of_columns = padded(n if not transposed else weight.type.shape[0])
-                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {flag}, {tiles}>"
+                whole = padded(weight.type.shape[0] if transposed else n)
+                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {whole}, {flag}, {tiles}>"
                 arguments = f"{name}, factors, strip, shared + {at}, tile"
             else:
                 factors = [f"values + {at} + strip * {pitch(k)}" for at in places]
@@ -501,13 +501,13 @@ def _group_lines(layout: Layout, body: Program, names: dict[Variable, str], grou
     lines = [f"const int column = (block - {first}) * {TOTAL_COLUMNS} + lane;"]
     values: dict[Variable, str] = {}
     for i, total in enumerate(sums):
-        at, each = layout.offsets[total], total.size * layout.copies(total) // size  # terms in the sums of a block
-        term = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each} * {size} + column]"
+        at, each = layout.offsets[total], total.size * layout.copies(total) // size  # addends in the sums of a block
+        addend = f"partial[(int64_t)(b / {each}) * {layout.partial} + {at} + b % {each} * {size} + column]"
         lines += [
             f"double total{i} = 0;",
             f"if (column < {size})",
             "    #pragma unroll 8",
-            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {term};",
+            f"    for (int b = part; b < {layout.blocks * each}; b += {parts}) total{i} += {addend};",
             *(["__syncthreads();"] if i else []),
             f"parts[part][lane] = total{i};",
             "__syncthreads();",

@@ -131,13 +131,13 @@ class Layout:
 
     def by_ones(self, total: RowSum) -> bool:
         """Whether tensor cores multiply ones by the rows of a sum of columns, which are terms."""
-        _, x, y = total.terms[0]
-        return y is None and self.in_terms(x)
+        _, x, _ = total.addends[0]
+        return total.of_columns and self.in_terms(x)
 
     def copies(self, total: RowSum) -> int:
         """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
-        pairs, *others = {sum(at == step for at, *_ in total.terms) for step, *_ in total.terms}
-        if total.terms[0][2] is None or others:
+        pairs, *others = {sum(at == step for at, *_ in total.addends) for step, *_ in total.addends}
+        if total.of_columns or others:
             return 1
         strips, _, groups = self.divided(total)
         return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
@@ -194,7 +194,7 @@ class Layout:
             own = k * (len(products) * (FACTOR + product * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
             tasks.append((self.rows // STRIP * groups, own))
         for total in self.plan.sums:
-            pairs = sum(at == step and y is not None for at, _, y in total.terms)
+            pairs = sum(at == step and y is not None for at, _, y in total.addends)
             if pairs:
                 strips, tiles, groups = self.divided(total)
                 copies = self.copies(total)

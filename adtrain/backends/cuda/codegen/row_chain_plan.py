@@ -7,8 +7,9 @@ values pass from one to another in registers.
 - A value that is a factor of a product, or is read at another column than its own, is stored in shared memory.
 - A product, or a value that calls a function such as tanh, is kept for later steps that read it at its own column. The
   thread that will read it writes it to scratch memory, which stays in the L2 cache.
-- Stored and kept values are float32. An argument of another type, such as a mask, is read from memory where an element
-  needs it. The float32 value that is computed from it is stored or kept, so that few steps read the argument.
+- Kept values are float32. Stored values are float32, or its terms (`row_chain_layout.py`). An argument of another type,
+  such as a mask, is read from memory where an element needs it. The value that is computed from it is stored or kept,
+  so that few steps read the argument.
 
 Other values are computed again where they are needed, such as the derivative 1 - y^2 from y. A factor that is used
 again much later is also stored again: the memory between its uses serves others.
@@ -35,7 +36,8 @@ FLOAT32 = np.dtype("float32")
 MAX_WIDTH = 128
 """Maximum columns of a value."""
 MAX_INLINE = 4
-"""Maximum K of products that are computed element by element, by FMA, where they are needed."""
+"""Maximum K of products that are computed element by element, by FMA, where they are needed. It is INLINE of
+`kernels/cuda/gemm/row_chain_terms.cuh`."""
 MAX_GAP = 2
 """Steps between two uses of a factor over which it stays in shared memory, though it can be computed again."""
 BEFORE = 0.5
@@ -131,16 +133,21 @@ class RowSum:
 
     Attributes:
         result: the sum, an output or an argument of the equations after the sums.
-        terms: the arguments X and Y, and the step with which the term is added.
+        addends: of each, the step with which it is added, and the arguments X and Y.
     """
 
     result: Variable
-    terms: list[tuple[int, Variable, Variable | None]]
+    addends: list[tuple[int, Variable, Variable | None]]
+
+    @property
+    def of_columns(self) -> bool:
+        """Whether it is a sum of columns, without Y."""
+        return self.addends[0][2] is None
 
     @property
     def shape(self) -> tuple[int, int]:
         """The rows and columns of the accumulators."""
-        _, x, y = self.terms[0]
+        _, x, y = self.addends[0]
         return (1, width(x)) if y is None else (width(x), width(y))
 
     @property
@@ -221,7 +228,7 @@ class Plan:
     def factors(self) -> Collection[Variable]:
         """The values by row of more than MAX_INLINE columns that are factors of products, or summed over the rows."""
         of_products = [e.inputs[0] for own in self.products.values() for e in own]
-        of_sums = [v for total in self.sums for _, *own in total.terms for v in own if v is not None]
+        of_sums = [v for total in self.sums for _, *own in total.addends for v in own if v is not None]
         return {v for v in (*of_products, *of_sums) if width(v) > MAX_INLINE}
 
     @cached_property
@@ -329,7 +336,7 @@ def _calls(e: Equation) -> bool:
 
 
 def _find_sums(plan: Plan) -> None:
-    """The sums over rows. A sum of such sums has the terms of all."""
+    """The sums over rows. A sum of such sums has the addends of all."""
     found: dict[Variable, RowSum] = {}
     body, readers = plan.body, plan.body.readers
     for e in body.equations:
@@ -346,14 +353,14 @@ def _find_sums(plan: Plan) -> None:
             and _alike(*(found[v] for v in e.inputs))
         ):
             a, b = (found.pop(v) for v in e.inputs)
-            found[y] = RowSum(y, [*a.terms, *b.terms])
+            found[y] = RowSum(y, [*a.addends, *b.addends])
         else:
             plan.after.append(e)
     plan.sums = list(found.values())
 
 
 def _alike(a: RowSum, b: RowSum) -> bool:
-    return a is not b and a.result.type == b.result.type and (a.terms[0][2] is None) == (b.terms[0][2] is None)
+    return a is not b and a.result.type == b.result.type and a.of_columns == b.of_columns
 
 
 def _find_places(plan: Plan) -> None:
@@ -362,7 +369,7 @@ def _find_places(plan: Plan) -> None:
     for e in products:
         uses.setdefault(e.inputs[0], []).append(plan.level[e.outputs[0]])
     for total in plan.sums:
-        for step, *factors in total.terms:
+        for step, *factors in total.addends:
             for v in factors:
                 if v is not None:
                     uses.setdefault(v, []).append(step - BEFORE)
