@@ -77,8 +77,8 @@ class ProductSumsFusion(Fusion):
 
 
 def _is_product(e: Equation) -> bool:
-    """Whether it is a convolution or input gradient of one term, or a product of matrices of bfloat16, with or without
-    an epilogue."""
+    """Whether it is a convolution or input gradient in bfloat16 or tf32, or a product of matrices in bfloat16, with or
+    without an epilogue."""
     named = _rounds(e) or matmul_of(e).primitive.name in OF_TF32
     return named and (matmul_of(e) is e or e.form == PRODUCT)
 
