@@ -333,7 +333,7 @@ def derivatives(f: Callable[[Value], Value], where: Value, keys: Collection[Key]
 
 
 def _in_taylor_mode(keys: Collection[Key]) -> dict[int, int]:
-    """The variables for which Taylor mode is used, with the orders of their series: the choice with the fewest products.
+    """The variables for which Taylor mode is used, with the orders of their series: those with the fewest products.
 
     A series takes a product of each layer for each order, and gives the derivatives of all outputs by one variable. The
     outputs themselves are computed once for all modes. Variables are added in the order of what each saves alone.
