@@ -422,7 +422,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _check_key_combinations(self) -> Training:
         if self.epochs is None and self.steps is None:
-            raise PydanticCustomError("expected", "epochs or steps")
+            raise PydanticCustomError("expected", "a number for epochs or steps")
         if self.clip_norm is not None and self.clip_value is not None:
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
         if self.init_partial is not None and self.init_from is None:
