@@ -153,10 +153,10 @@ class Layout:
 
     @cached_property
     def most(self) -> int:
-        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
+        """The most tiles of 8 columns of a warp; 0 if a thread has too few registers for its products."""
         products = max(map(len, self.plan.products.values()), default=1)
         registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
-        return max(1, (registers - OTHER_REGISTERS) // (self.way.registers * products))
+        return (registers - OTHER_REGISTERS) // (self.way.registers * products)
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
         """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
@@ -192,7 +192,7 @@ class Layout:
         return [self._time(step) for step in range(self.plan.steps + 1)]
 
     def _time(self, step: int) -> tuple[float, float]:
-        """The estimated cycles of a step, of which the longer time counts: of a warp, and of a multiprocessor for all."""
+        """The estimated cycles of a step for a warp, and for all warps of a multiprocessor; the longer time counts."""
         _, _, depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
@@ -235,6 +235,7 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
                 found.append(Layout(plan, way, rows, warps, resident, blocks, shared, values, kept))
+    found = [layout for layout in found if layout.most > 0]
     if not found:
         return None
     best = min(found, key=lambda layout: (layout.cycles, layout.alone))
