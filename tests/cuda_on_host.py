@@ -219,6 +219,10 @@ class Host:
         for parameter in parameters:
             if "Maps" in parameter:
                 args.append("*(Maps *)maps")
+            elif "Factors" in parameter:
+                args.append(f"*(Factors *)(pointers + {pointers})")
+                (products,) = re.findall(r"-DPRODUCTS=(\d+)", " ".join(task.source.options))
+                pointers += 2 * int(products)
             elif "Epilogue" in parameter:
                 args.append(f"*({parameter.split()[-2]} *)(pointers + {pointers})")
             elif "Shapes" in parameter:
@@ -230,6 +234,9 @@ class Host:
             elif parameter == "const Parts parts":
                 args.append(f"*(Parts *)(pointers + {pointers})")
                 pointers += len(task.operands) - 1
+            elif parameter.startswith("const Terms"):
+                args.append(f"*(Terms *)(pointers + {pointers})")
+                pointers += sum(int(n) for n in re.findall(r"-DTERMS=(\d)", " ".join(task.source.options)))
             elif parameter.startswith("const Starts"):
                 args.append(f"*(Starts *)(numbers + {numbers})")
                 numbers += len(task.operands)

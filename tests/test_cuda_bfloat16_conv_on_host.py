@@ -21,7 +21,14 @@ from adtrain.core.program import Equation, Variable
 from adtrain.core.types import BITS, ArrayType
 from adtrain.lowering.cuda.conv.bfloat16 import MAX_POSITION, Bfloat16Conv, Loader, conv2d, input_grad
 from adtrain.lowering.cuda.conv.problem import Direction
-from adtrain.lowering.cuda.gemm.bfloat16 import GATHER_TILES, TF32_TILES, TILES, TILES_OF_TERMS, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import (
+    GATHER_TILES,
+    GATHER_TILES_OF_TERMS,
+    TF32_TILES,
+    TILES,
+    TILES_OF_TERMS,
+    Bfloat16Tile,
+)
 from adtrain.ops.conv import Window
 
 __all__ = ["host"]
@@ -158,14 +165,20 @@ def test_gathered_images_are_right(host: Host, direction: Direction, name: str) 
     check(host, conv, conv.cuda_kernel(conv.product(TARGET, tile)), arrays, params)
 
 
-def test_a_weight_gradient_of_many_filters_gathers_only_the_images(host: Host) -> None:
-    conv, arrays, params = problem(Direction.WEIGHT_GRAD, (3, 9, 7, 24), 72, *WINDOWS["3x3"])
+@pytest.mark.parametrize("operand_format", ["bfloat16", "bf16x2"])
+@pytest.mark.parametrize(("filters", "gathered"), [(40, (True, True)), (72, (False, True))])
+def test_a_weight_gradient_of_many_filters_gathers_only_the_images(
+    host: Host, filters: int, gathered: tuple[bool, bool], operand_format: str
+) -> None:
+    conv, arrays, params = problem(Direction.WEIGHT_GRAD, (3, 9, 7, 24), filters, *WINDOWS["3x3"], operand_format)
     conv = conv._replace(loader=Loader.GATHER)
-    work = conv.product(TARGET, Bfloat16Tile(64, 64, 6, 600), 2)
-    assert work.gathered == (False, True)
+    tile = next(x for x in GATHER_TILES_OF_TERMS[conv.terms] if (x.m, x.n) == (64, 64))
+    work = conv.product(TARGET, tile, 2)
+    assert work.gathered == gathered
     check(host, conv, conv.cuda_kernel(work), arrays, params)
 
 
+@pytest.mark.parametrize("operand_format", ["bfloat16", TF32])
 @pytest.mark.parametrize(
     ("direction", "channels", "kernel", "window"),
     [
@@ -174,17 +187,22 @@ def test_a_weight_gradient_of_many_filters_gathers_only_the_images(host: Host) -
         pytest.param(
             Direction.FORWARD, (8, 24), (2, 2), Window((1, 1), (0, 0), (1, 1), 1), marks=pytest.mark.exhaustive
         ),
-        (Direction.FORWARD, (64, 72), (3, 2), Window((1, 1), (4, 0), (2, 1), 1)),
+        (Direction.FORWARD, (40, 72), (3, 2), Window((1, 1), (4, 0), (2, 1), 1)),
         pytest.param(
             Direction.INPUT_GRAD, (16, 8), (2, 3), Window((1, 1), (0, 2), (3, 2), 1), marks=pytest.mark.exhaustive
         ),
     ],
 )
 def test_images_that_are_copied_once_for_all_taps_are_right(
-    host: Host, direction: Direction, channels: tuple[int, int], kernel: tuple[int, int], window: Window
+    host: Host,
+    direction: Direction,
+    channels: tuple[int, int],
+    kernel: tuple[int, int],
+    window: Window,
+    operand_format: str,
 ) -> None:
     """Zeros follow lines and images, or only one of them, or none. Channels do not fill the tiles."""
-    conv, arrays, params = problem(direction, (3, 9, 7, channels[0]), channels[1], kernel, window)
+    conv, arrays, params = problem(direction, (3, 9, 7, channels[0]), channels[1], kernel, window, operand_format)
     conv = conv._replace(loader=Loader.SHIFT)
     works = conv.products(TARGET)
     assert {x.tile.pingpong for x in works} == {True, False}

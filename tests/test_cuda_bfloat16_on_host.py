@@ -26,6 +26,7 @@ from adtrain.core.program import PRODUCT, Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
+from adtrain.lowering.cuda.gemm.narrow import narrow_products
 from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes.fusion import FusionPass
 
@@ -39,6 +40,13 @@ TOLERANCE = 5e-7
 
 
 def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int, int, int, int], splits: int) -> None:
+    target = H200._replace(multiprocessors=5)  # a block computes several tiles
+    kernel = bfloat16_gemm(Bfloat16Product(target, lengths, tile, (ta, not tb), splits))
+    assert len(kernel.launches) == 1 + (splits > 1)
+    compare(host, kernel, ta, tb, lengths)
+
+
+def compare(host: Host, kernel: CudaKernel, ta: bool, tb: bool, lengths: tuple[int, int, int, int]) -> None:
     batch, m, n, k = lengths
     rng = np.random.default_rng(n)
     shapes = ((batch, k, m) if ta else (batch, m, k), (batch, n, k) if tb else (batch, k, n))
@@ -46,9 +54,6 @@ def check(host: Host, tile: Bfloat16Tile, ta: bool, tb: bool, lengths: tuple[int
     inputs = tuple(Variable(ArrayType(x.shape, x.dtype), "gpu") for x in arrays)
     out = Variable(ArrayType((batch, m, n), np.dtype(np.float32)), "gpu")
     params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
-    target = H200._replace(multiprocessors=5)  # a block computes several tiles
-    kernel = bfloat16_gemm(Bfloat16Product(target, lengths, tile, (ta, not tb), splits))
-    assert len(kernel.launches) == 1 + (splits > 1)
     found = host.computed(Equation(matmul_bfloat16_p, inputs, params, (out,)), kernel, arrays)[0]
     a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)
     expected = (a.swapaxes(1, 2) if ta else a) @ (b.swapaxes(1, 2) if tb else b)
@@ -67,6 +72,18 @@ def test_splits_of_k_are_added_and_few_columns_are_right(host: Host) -> None:
 @pytest.mark.exhaustive
 def test_tiles_that_do_not_fill_the_multiprocessors_are_split(host: Host) -> None:
     check(host, MATRIX_TILES[-1], False, False, (1, 264, 136, 200), 2)  # nine tiles on five multiprocessors
+
+
+@pytest.mark.parametrize("transposed", FLAGS)
+@pytest.mark.parametrize(("columns", "swapped"), [(8, False), (16, True)])
+def test_products_of_few_columns_are_right(
+    host: Host, transposed: tuple[bool, bool], columns: int, swapped: bool
+) -> None:
+    (ta, tb), rows, k = transposed, 88, 648
+    m, n = (columns, rows) if swapped else (rows, columns)
+    kernel = narrow_products(H200._replace(multiprocessors=8), [(m, n)], k, (ta, not tb))
+    assert kernel is not None
+    compare(host, kernel, ta, tb, (1, m, n, k))
 
 
 def test_conversions_round_to_nearest_even_and_keep_nan_and_infinity() -> None:
@@ -98,17 +115,20 @@ def test_kernels_of_a_fused_program_with_stored_operands_are_right(host: Host, m
             for found, v in zip(host.computed(e, None, inputs), e.outputs, strict=True):
                 x, y = (from_bfloat16_p.reference(a) if a.dtype == np.uint16 else a for a in (found, known[v]))
                 assert np.linalg.norm(x - y) <= 1e-4 * np.linalg.norm(y)
-    assert names == {"bfloat16_gemm", "sum_bfloat16_splits", "small_gemm"}
+    assert names == {"bfloat16_gemm", "narrow_products", "small_gemm"}
 
 
-@pytest.mark.parametrize("splits", [1, 2])
+WIDE, NARROW = ((136, 264), (264, 136), (72, 200)), ((8, 264), (136, 8), (8, 200))
+
+
+@pytest.mark.parametrize(("splits", "shapes"), [(1, WIDE), (2, WIDE), (None, NARROW)])
 def test_weight_gradients_with_updates_in_one_launch_are_right(
-    splits: int, host: Host, monkeypatch: pytest.MonkeyPatch
+    splits: int | None, shapes: tuple[tuple[int, int], ...], host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`splits` is None for the kernel of few columns."""
     monkeypatch.setattr(import_module("adtrain.backends.cuda.product_precision"), "MAX_FLOPS", 0)
     rows, target = 520, H200._replace(multiprocessors=4)
     rng = np.random.default_rng(0)
-    shapes = (136, 264), (264, 136), (72, 200)
     arrays = [rng.standard_normal((rows, n), np.float32) for shape in shapes for n in shape]
     weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
 
@@ -135,7 +155,7 @@ def test_weight_gradients_with_updates_in_one_launch_are_right(
         own = [known[v] for v in e.inputs]
         if e.form == GROUPED_BFLOAT16:
             found = [k for k in host.lowering.candidates(e) if isinstance(k, CudaKernel)]
-            kernels = [k for k in found if k.launches[0].definitions["SPLITS"] == splits]
+            kernels = [k for k in found if k.launches[0].definitions.get("SPLITS") == splits]
             together += kernels[0].launches[0].definitions["PRODUCTS"]
             known |= zip(e.outputs, host.computed(e, kernels[0], own), strict=True)
         elif e.form == PRODUCT:

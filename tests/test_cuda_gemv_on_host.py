@@ -1,4 +1,4 @@
-"""`gemm/gemv.cu` and `gemm/tiny_gemm.cu`, emulated on the CPU, against NumPy."""
+"""`gemm/gemv.cu` and `gemm/short_gemm.cu`, emulated on the CPU, against NumPy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from adtrain.core.kernel import cuda_kernels
 from adtrain.core.program import Equation, Variable
 from adtrain.core.staging import stage
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda import gemm
 from adtrain.lowering.cuda.gemm import MIN_BATCH
 from adtrain.ops.matmul import matmul_p
 
@@ -53,7 +54,19 @@ def test_a_batch_of_matrices_by_vectors_is_right(host: Host, m: int, n: int, k: 
     ("m", "n", "k", "ta", "tb"), [(4, 4, 4, False, False), (3, 6, 2, True, False), (8, 1, 5, False, True)]
 )
 def test_a_batch_of_many_small_matrices_is_right(host: Host, m: int, n: int, k: int, ta: bool, tb: bool) -> None:
-    product(host, "tiny_gemm", MIN_BATCH + 1, m, n, k, ta, tb)
+    product(host, "short_gemm", MIN_BATCH + 1, m, n, k, ta, tb)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "ta", "tb"),
+    [(72, 36, 8, False, False), (20, 22, 5, False, True), (64, 33, 16, True, False), (48, 64, 12, True, True)],
+)
+def test_a_product_of_few_terms_is_right(
+    host: Host, m: int, n: int, k: int, ta: bool, tb: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for minimum in ("MIN_SHORT", "MIN_SHORT_THREADS"):
+        monkeypatch.setattr(gemm, minimum, 1)
+    product(host, "short_gemm", 1, m, n, k, ta, tb)
 
 
 def test_small_matrices_have_an_epilogue(host: Host) -> None:
@@ -65,6 +78,6 @@ def test_small_matrices_have_an_epilogue(host: Host) -> None:
     (equation,) = stage(f, ON_GPU).program(*arrays).equations
     (launch,) = host.lowering.launches(equation)
     assert isinstance(launch, LaunchPlan)
-    assert launch.name == "tiny_gemm"
+    assert launch.name == "short_gemm"
     (found,) = host.computed(equation, None, arrays)
     np.testing.assert_allclose(found, f(*arrays).numpy(), rtol=1e-5, atol=1e-6)

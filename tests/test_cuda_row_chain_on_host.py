@@ -19,6 +19,7 @@ import adtrain as ad
 from adtrain import config, ops
 from adtrain.backends.cuda import H200
 from adtrain.backends.cuda.codegen import row_chain_layout, row_chain_plan
+from adtrain.backends.cuda.codegen.row_chain_layout import FLOATS, TERMS, Layout, Way, layout_of
 from adtrain.backends.cuda.forms import row_chain
 from adtrain.backends.cuda.forms.row_chain import ROW_CHAIN
 from adtrain.core.kernel import Target
@@ -170,6 +171,16 @@ def fused(name: str, arrays: Any, target: Target = TARGET) -> Program:
     return for_gpu(stage(f).program(*arrays), target)
 
 
+def layout_in(program: Program, count: int, target: Target = H200) -> Layout:
+    """The layout of the chain in a program."""
+    (chain,) = [e for e in program.equations if e.form == ROW_CHAIN]
+    plan = row_chain_plan.plan_chain(chain.params["body"], count)
+    assert plan is not None
+    layout = layout_of(plan, target)
+    assert layout is not None
+    return layout
+
+
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of few rows, which are emulated in a short time."""
@@ -178,8 +189,18 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_rows")
-@pytest.mark.parametrize("name", SAMPLES)
-def test_chains_match_numpy(name: str, host: Host) -> None:
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        *((TERMS, name) for name in SAMPLES),
+        (FLOATS, "features"),
+        *(pytest.param(FLOATS, name, marks=pytest.mark.exhaustive) for name in SAMPLES if name != "features"),
+    ],
+    ids=str,
+)
+def test_chains_match_numpy(way: Way, name: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether factors are stored as terms or as floats."""
+    monkeypatch.setattr(row_chain_layout, "WAYS", (way,))
     arrays = arrays_of(SAMPLES[name][1](COUNTS[name]), np.random.default_rng(0))
     program = fused(name, arrays)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
@@ -187,28 +208,28 @@ def test_chains_match_numpy(name: str, host: Host) -> None:
 
 @pytest.mark.usefixtures("few_rows")
 @pytest.mark.parametrize(
-    ("rows", "warps"),
+    ("way", "rows", "warps"),
     [
-        (80, 4),
-        pytest.param(48, 12, marks=pytest.mark.exhaustive),
-        pytest.param(16, 4, marks=pytest.mark.exhaustive),
-        pytest.param(80, 8, marks=pytest.mark.exhaustive),
+        (TERMS, 80, 4),
+        pytest.param(TERMS, 48, 12, marks=pytest.mark.exhaustive),
+        pytest.param(TERMS, 16, 4, marks=pytest.mark.exhaustive),
+        pytest.param(TERMS, 80, 8, marks=pytest.mark.exhaustive),
+        pytest.param(FLOATS, 80, 4, marks=pytest.mark.exhaustive),
+        pytest.param(FLOATS, 16, 8, marks=pytest.mark.exhaustive),
     ],
+    ids=str,
 )
 def test_any_division_of_the_work_matches_numpy(
-    rows: int, warps: int, host: Host, monkeypatch: pytest.MonkeyPatch
+    way: Way, rows: int, warps: int, host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether warps compute one tile of a step, or several."""
+    monkeypatch.setattr(row_chain_layout, "WAYS", (way,))
     monkeypatch.setattr(row_chain_layout, "ROWS", (rows,))
     monkeypatch.setattr(row_chain_layout, "WARPS", (warps,))
     arrays = arrays_of(SAMPLES["burgers"][1](170), np.random.default_rng(0))
     program = fused("burgers", arrays)
-    (chain,) = [e for e in program.equations if e.form == ROW_CHAIN]
-    plan = row_chain_plan.plan_chain(chain.params["body"], 170)
-    assert plan is not None
-    layout = row_chain_layout.layout_of(plan, TARGET)
-    assert layout is not None
-    assert (layout.rows, layout.warps) == (rows, warps)
+    layout = layout_in(program, 170, TARGET)
+    assert (layout.way, layout.rows, layout.warps) == (way, rows, warps)
     assert check_kernels(program, ad.tree.leaves(arrays), host, ROW_CHAIN, TOLERANCE) == 1
 
 
@@ -269,6 +290,13 @@ def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth:
     program = for_gpu(stage(burgers).program(*shapes))
     large = [e for e in program.equations if any(v.size >= points for v in (*e.inputs, *e.outputs))]
     assert [e.form for e in large] == [ROW_CHAIN]
+
+
+@pytest.mark.parametrize(("width", "way"), [(64, TERMS), (96, FLOATS)], ids=str)
+def test_factors_are_terms_where_these_fit(width: int, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_chain, "LAUNCH_CYCLES", math.inf)
+    shapes = ([(Shaped(*w), Shaped(*b)) for w, b in layers(2, *(width,) * 4, 1)], *(Shaped(65_536, 1),) * 2)
+    assert layout_in(for_gpu(stage(burgers).program(*shapes)), 65_536).way == way
 
 
 @pytest.mark.parametrize("points", [8192, 16_384])

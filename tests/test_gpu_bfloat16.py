@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,12 @@ from adtrain.backends.cuda.forms.row_fused import LONG_ROWS
 from adtrain.core import tree
 from adtrain.core.array import array, from_numpy
 from adtrain.core.autodiff import grad, value_and_grad
+from adtrain.core.kernel import CudaKernel
 from adtrain.core.staging import stage
 from adtrain.core.trace import bind
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILE_K, Bfloat16Product, Bfloat16Tile, bfloat16_gemm
+from adtrain.lowering.cuda.gemm.narrow import narrow_products
 from adtrain.ops.channels_last import from_bfloat16_p, matmul_bfloat16_p, to_bfloat16_p
 from adtrain.passes import ALL
 
@@ -79,17 +82,34 @@ eights = st.integers(1, 75).map(lambda n: 8 * n)
 def test_products_of_all_shapes_are_right(
     gpu: Any, tile: Bfloat16Tile, shape: tuple[int, int, int, int], flags: tuple[bool, bool], splits: int
 ) -> None:
-    (batch, m, n, k), (ta, tb) = shape, flags
+    ta, tb = flags
+    splits = min(splits, -(-shape[-1] // TILE_K))
+    kernel = bfloat16_gemm(Bfloat16Product(gpu.lowering.target, shape, tile, (ta, not tb), splits))
+    check_product(gpu, kernel, shape, ta, tb)
+
+
+def check_product(gpu: Any, kernel: CudaKernel, shape: tuple[int, int, int, int], ta: bool, tb: bool) -> None:
+    """Compare a kernel for a product of these lengths (batch, M, N, K) with float64."""
+    batch, m, n, k = shape
     rng = np.random.default_rng(m)
     shapes = ((batch, k, m) if ta else (batch, m, k), (batch, n, k) if tb else (batch, k, n))
     arrays = [to_bfloat16_p.reference(rng.standard_normal(s, np.float32)) for s in shapes]
-    mn_major, splits = (ta, not tb), min(splits, -(-k // TILE_K))
-    kernel = bfloat16_gemm(Bfloat16Product(gpu.lowering.target, shape, tile, mn_major, splits))
     params = {"transpose_a": ta, "transpose_b": tb, "precision": "bfloat16"}
     found = run_twice(gpu, matmul_bfloat16_p, kernel, arrays, **params)[0]
     a, b = (from_bfloat16_p.reference(x).astype(float) for x in arrays)
     size = np.linalg.norm(np.sqrt(exact(a * a, b * b, ta, tb)))
     assert np.linalg.norm(found - exact(a, b, ta, tb)) < 1e-5 * size
+
+
+@pytest.mark.parametrize("flags", [*product((False, True), repeat=2)])
+@pytest.mark.parametrize("shape", [(8192, 8, 768), (8, 776, 4104), (3080, 16, 72), (16, 4104, 3072)])
+def test_products_of_few_columns_are_right(
+    gpu: Any, hopper: None, shape: tuple[int, int, int], flags: tuple[bool, bool]
+) -> None:
+    (m, n, k), (ta, tb) = shape, flags
+    kernel = narrow_products(gpu.lowering.target, [(m, n)], k, (ta, not tb))
+    assert kernel is not None
+    check_product(gpu, kernel, (1, m, n, k), ta, tb)
 
 
 def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: Any) -> None:
@@ -111,9 +131,14 @@ def test_gradients_through_stored_operands_are_those_of_rounded_products(gpu: An
         assert distance(found.numpy(), expected.numpy()) < 3e-3
 
 
-def test_weight_gradients_that_share_a_launch_are_right_and_the_same_twice(gpu: Any, hopper: None) -> None:
+@pytest.mark.parametrize(
+    ("rows", "shapes"),
+    [(4100, ((768, 1536), (1536, 776), (264, 2048))), (12300, ((768, 8), (8, 776), (2056, 8)))],
+)
+def test_weight_gradients_that_share_a_launch_are_right_and_the_same_twice(
+    gpu: Any, hopper: None, rows: int, shapes: tuple[tuple[int, int], ...]
+) -> None:
     rng = np.random.default_rng(0)
-    rows, shapes = 4100, ((768, 1536), (1536, 776), (264, 2048))
     factors = [rng.standard_normal((rows, n), np.float32) for shape in shapes for n in shape]
     weights = [rng.standard_normal(shape, np.float32) for shape in shapes]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from gpu_parity import gpu, hopper, poisoned
 from program_samples import everywhere, for_gpu
-from test_cuda_product_sums_on_host import SAMPLES
+from test_cuda_product_sums_on_host import KINDS, SAMPLES
 from test_narrow_values import small_arrays_as_large_ones
 
 from adtrain import ops
@@ -21,7 +22,7 @@ from adtrain.core.array import array
 from adtrain.core.kernel import CudaKernel, Target
 from adtrain.core.program import Equation
 from adtrain.core.staging import stage
-from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Tile
+from adtrain.lowering.cuda.gemm.bfloat16 import TF32_TILES, TILES, Bfloat16Tile
 from adtrain.passes import ALL, SIMPLIFY
 
 __all__ = ["gpu", "hopper", "poisoned", "small_arrays_as_large_ones"]
@@ -36,11 +37,16 @@ WITHOUT_TILES = "depthwise"
 """The one of SAMPLES whose convolutions have kernels without these tiles."""
 
 
+def tiles_of(name: str, precision: str) -> Sequence[Bfloat16Tile]:
+    """The tiles with which one of SAMPLES is computed."""
+    return TF32_TILES if precision == "tf32" else TILES[:1] if name == WITHOUT_TILES else TILES
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "tile"), [(name, tile) for name in SAMPLES for tile in (TILES[:1] if name == WITHOUT_TILES else TILES)]
-)
-def test_products_with_sums_are_right(gpu: Any, name: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "precision", "tile"), [(*kind, tile) for kind in KINDS for tile in tiles_of(*kind)])
+def test_products_with_sums_are_right(
+    gpu: Any, name: str, precision: str, tile: Bfloat16Tile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     form = FORMS[PRODUCT_SUMS]
     candidates = form.candidates
     assert candidates is not None
@@ -56,7 +62,7 @@ def test_products_with_sums_are_right(gpu: Any, name: str, tile: Bfloat16Tile, m
     f, ((count, *image), *shapes), _ = SAMPLES[name]
     arrays = [rng.standard_normal(shape, np.float32) / 4 for shape in ((max(count, IMAGES), *image), *shapes)]
     given = [array(x, device="gpu") for x in arrays]
-    with ops.matmul_precision("bfloat16"):
+    with ops.matmul_precision(precision):
         staged = stage(f, ALL)
         program = staged.program(*given)
         runs = [[x.numpy() for x in tree.leaves(staged(*given))] for _ in range(2)]

@@ -90,6 +90,18 @@ def test_every_candidate_for_a_product_is_right(
         assert distance(found, expected) < TOLERANCE[dtype], kernel.label
 
 
+@pytest.mark.parametrize(("ta", "tb"), FLAGS)
+@pytest.mark.parametrize(("shape", "dtype"), [((1, 776, 3072, 8), "float32"), ((1, 1030, 513, 13), "float64")])
+def test_products_of_few_terms_are_right(
+    gpu: Any, shape: tuple[int, int, int, int], dtype: str, ta: bool, tb: bool
+) -> None:
+    a, b = operands(shape, ta, tb, dtype)
+    kernel, *_ = candidates(gpu.lowering.target, *types(a, b), ta, tb)
+    assert kernel.launches[0].name == "short_gemm"
+    found = computed(gpu, matmul_p, kernel, [a, b], transpose_a=ta, transpose_b=tb, precision="full")
+    assert distance(found, exact(a, b, ta, tb)) < TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize(
     ("shape", "ta", "tb"),
     [

@@ -11,6 +11,8 @@ from gpu_parity import gpu
 from test_cuda_row_chain_on_host import SAMPLES, arrays_of
 
 import adtrain as ad
+from adtrain.backends.cuda.codegen import row_chain_layout
+from adtrain.backends.cuda.codegen.row_chain_layout import Way
 from adtrain.backends.cuda.forms import row_chain
 
 __all__ = ["gpu"]
@@ -36,11 +38,15 @@ def errors(found: list[np.ndarray], exact: list[np.ndarray]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_chains_are_as_exact_as_separate_kernels(gpu: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", row_chain_layout.WAYS, ids=str)
+def test_chains_are_as_exact_as_separate_kernels(
+    gpu: Any, way: Way, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     f, shapes = SAMPLES[name]
     arrays = arrays_of(shapes(ROWS), np.random.default_rng(0))
     exact = results(f, ad.tree.map(lambda x: x.astype(np.float64) if x.dtype.kind == "f" else x, arrays), "cpu")
     monkeypatch.setattr(row_chain, "LAUNCH_CYCLES", math.inf)
+    monkeypatch.setattr(row_chain_layout, "WAYS", (way,))
     chain = results(f, arrays, "gpu")
     assert all(x.tobytes() == y.tobytes() for x, y in zip(chain, results(f, arrays, "gpu"), strict=True))
     monkeypatch.setattr(row_chain, "MIN_ROWS", 1 << 40)

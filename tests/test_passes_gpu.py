@@ -17,6 +17,7 @@ from adtrain.backends.cuda.forms.weight_gradients import fuse_recurrent_gradient
 from adtrain.core.kernel import Target
 from adtrain.core.program import Equation, Program, Variable, label
 from adtrain.core.staging import stage
+from adtrain.lowering.cuda.gemm.narrow import narrow_products
 from adtrain.training.preparation import outline
 
 SGD = "optimizer={sgd: {lr: 0.1, momentum: 0.9}}"
@@ -327,3 +328,10 @@ def test_threads_compute_narrow_products_of_many_rows_with_what_reads_them(preci
 
     given = [np.ones(shape, np.float32) for shape in ((1 << 15, 64), (3, 64), (1 << 15, 3))]
     assert names(for_gpu(stage(f, ()).program(*given))) == ["thread_items"]
+
+
+def test_narrow_weight_gradients_of_one_launch_take_one_block_on_each_multiprocessor() -> None:
+    kernel = narrow_products(H200, [(768, 8), (8, 768), (3072, 8), (8, 2304), (768, 8), (8, 768)], 8192, (True, True))
+    assert kernel is not None
+    assert kernel.launches[0].blocks == H200.multiprocessors
+    assert narrow_products(H200, [(768, 8), (768, 16)], 8192, (True, True)) is None

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +11,12 @@ from command_line import command
 from sweep_runs import SGD, after, bytes_of, run, session, trained
 
 from adtrain import training
-from adtrain.config.plugged import NONE
 from adtrain.core.errors import AdtrainError
 from adtrain.metrics import METRICS, ByClass, ClassPredictions
 from adtrain.sweeps import finished, wave
 from adtrain.sweeps.folder import SweepFolder
-from adtrain.sweeps.records import LAST_EPOCH_FORMAT, SweepResults
-from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun, reopened
+from adtrain.sweeps.records import SweepResults
+from adtrain.sweeps.session import Session, SweepInterrupted, SweepRun
 from adtrain.training import model_file, read_metrics
 from adtrain.training.evaluation import predictions
 from adtrain.training.progress import Epoch
@@ -180,36 +177,3 @@ def test_a_metric_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     found.options(False, "test_f1")
     with pytest.raises(AdtrainError, match=r"^--by: found validation_f1, expected data.validation above 0 for it, by"):
         found.options(True, "test_f1")
-
-
-def of_format_3(values: Any) -> Any:
-    """The JSON values of a record without what format 3 lacks."""
-    if isinstance(values, list):
-        return [of_format_3(x) for x in values]
-    if not isinstance(values, dict):
-        return values
-    kept = {key: of_format_3(x) for key, x in values.items() if key not in ("metrics", "model_epoch")}
-    kept.pop("higher_is_better", None)
-    return {**kept, "format": LAST_EPOCH_FORMAT} if "format" in kept else kept
-
-
-def test_a_sweep_of_format_3_is_read_and_continued_with_the_weights_of_the_last_epoch(tmp_path: Path) -> None:
-    settings = SGD, "data.validation=0.2", "training.epochs=3", "data.batch_size=8"
-    sweep = "{training.seed: {range: 3}, optimizer.sgd.lr: [0.5]}"
-    new = run(session(tmp_path, sweep, *settings, "training.final_model=last"), tmp_path / "new")
-    expected, old = new.run(), tmp_path / "old"
-    shutil.copytree(tmp_path / "new", old)
-    for name in ("options.json", "results.json"):
-        (old / name).write_text(json.dumps(of_format_3(json.loads((old / name).read_text()))))
-    lines = [json.dumps(of_format_3(json.loads(line))) for line in (old / "metrics.jsonl").read_text().splitlines()]
-    (old / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    text = (old / "sweep.yaml").read_text()
-    assert ", final_model: last" in text
-    (old / "sweep.yaml").write_text(text.replace(", final_model: last", ""))
-    found, folder = reopened(old, "cpu", NONE)
-    results = folder.results()
-    assert results is not None
-    assert [x.value for x in results.members] == [x.value for x in expected.members]
-    command("report", old, "--device", "cpu")
-    (old / "results.json").unlink()
-    assert run(found, old).run().members == expected.members

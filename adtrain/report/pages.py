@@ -364,7 +364,7 @@ def panels_of_sweep(lines: Sequence[EpochLine], results: SweepResults) -> list[P
     metric = results.rank_by.partition("_")[2]
     parts = ["validation", "train"] if any(x.validation for x in results.members) else ["train"]
     metrics = list(dict.fromkeys((metric, "loss")))
-    best = sorted(by_setting, key=lambda same: _mean_key(same, results.higher))[:MAX_CURVES]
+    best = sorted(by_setting, key=lambda same: _mean_key(same, results.higher_is_better))[:MAX_CURVES]
     found = []
     for split in parts:
         for name in metrics:

@@ -20,7 +20,7 @@ from adtrain.core import tree
 from adtrain.core.errors import AdtrainError
 from adtrain.files import make_folder, remove_temporaries, unwritable, write_atomic
 from adtrain.sweeps.members import Group
-from adtrain.sweeps.records import FORMAT, LAST_EPOCH_FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
+from adtrain.sweeps.records import FORMAT, EpochLine, SweepData, SweepOptions, SweepResults
 from adtrain.sweeps.step import empty_tally
 from adtrain.sweeps.wave import WaveState
 from adtrain.training import tensor_file
@@ -166,8 +166,7 @@ class SweepFolder(MetricsFolder):
 
     def config(self, trust: Trust = NONE) -> Config:
         """The config of the sweep. Raises ConfigError where `trust` does not allow to run one of its plug-ins."""
-        overrides = ["training.final_model=last"] if self.options.format == LAST_EPOCH_FORMAT else []
-        cfg = config.load(self.path / SWEEP_CONFIG, overrides, run_plugin=trust.run)
+        cfg = config.load(self.path / SWEEP_CONFIG, run_plugin=trust.run)
         trust.check(cfg.plugins)
         return cfg
 
@@ -175,10 +174,8 @@ class SweepFolder(MetricsFolder):
     def options(self) -> SweepOptions:
         """The options. Raises AdtrainError for those of another version, and for damaged ones."""
         found = records.read(SweepOptions, self.path / OPTIONS)
-        known = (LAST_EPOCH_FORMAT, FORMAT)
-        if found.format not in known:
-            expected = " and ".join(map(str, known))
-            raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads {expected}")
+        if found.format != FORMAT:
+            raise AdtrainError(f"{self.path / OPTIONS}: has format {found.format}; this version reads {FORMAT}")
         if list(found.halving) != sorted(set(found.halving)):
             raise AdtrainError(f"{self.path / OPTIONS}: halving: found {list(found.halving)}, expected rising epochs")
         return found

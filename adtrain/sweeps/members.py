@@ -73,7 +73,6 @@ class Group:
         experiment: that of its first member.
         whole: the training part with the validation images.
         shared_seed: the seed of the order and the validation split that all members share; None: each has its own.
-        first_targets: whether all members normalize their targets as the first one, as in sweeps of format 3.
     """
 
     number: int
@@ -81,7 +80,6 @@ class Group:
     experiment: Experiment
     whole: Split
     shared_seed: int | None
-    first_targets: bool = False
 
     def of_member(self, member: Member) -> Experiment:
         """The experiment of one member, as `adtrain train` has it. With `shared_seed` the split is that of all."""
@@ -99,8 +97,6 @@ class Group:
             return found
         train, validation = data.split_validation(self.whole, cfg.data.validation, seed, first.data.validation_rows)
         found = replace(found, input_weights=first.network.input_weights(train.images))
-        if self.first_targets:
-            return replace(found, data=replace(first.data, train=train), validation=validation)
         data_set, network = first.data.with_train(train), first.network
         if isinstance(network.task, Regression):
             task = replace(network.task, mean=data_set.target_mean, std=data_set.target_std)
@@ -111,7 +107,7 @@ class Group:
     def has_own_targets(self) -> bool:
         """Whether each member normalizes its targets by its own training part, which its seed chooses."""
         task, own_split = self.experiment.network.task, self.shared_seed is None and self.experiment.validation
-        return bool(own_split) and not self.first_targets and isinstance(task, Regression) and task.normalized
+        return bool(own_split) and isinstance(task, Regression) and task.normalized
 
     def data_seed(self, member: Member) -> int:
         """The seed of a member's order and validation split."""
@@ -208,10 +204,8 @@ def _refuse_keys(cfg: Config) -> None:
             raise cfg.error_at((section, key), f"found it in a sweep, expected none: {reason}")
 
 
-def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = False) -> list[Group]:
+def groups_of(cfg: Config, members: Sequence[Member]) -> list[Group]:
     """The groups, in the order of their first members. Data that several groups train on are read once.
-
-    `first_targets` is that of `Group`.
 
     Raises ConfigError and DataError as `training.prepare` does.
     """
@@ -229,7 +223,7 @@ def groups_of(cfg: Config, members: Sequence[Member], first_targets: bool = Fals
         seeded = first if shared_seed is None else first.changed("training", seed=shared_seed)
         experiment = of_data(seeded, read[key])
         warn_of_init_from(experiment)
-        groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed, first_targets))
+        groups.append(Group(number, tuple(same), experiment, read[key].train, shared_seed))
     return groups
 
 

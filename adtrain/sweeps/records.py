@@ -12,13 +12,10 @@ from adtrain.config.sweep_section import Metric, Values
 from adtrain.metrics import MetricValue
 from adtrain.option_types import Size
 from adtrain.training.progress import metric_of
-from adtrain.training.scores import HIGHER_IS_BETTER, Score, single_numbers
+from adtrain.training.scores import Score, single_numbers
 from adtrain.training.summary import MetricValues
 
 FORMAT = 4
-LAST_EPOCH_FORMAT = 3
-"""The format of sweeps whose members all end with the weights of their last epoch, and normalize their targets by the
-training part of the first member."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class MemberResult:
         value: by `SweepOptions.rank_by`; None if it failed.
         train, validation: of the epoch whose weights it has, of a failed member those of its last epoch.
         test: None if it was dropped or failed.
-        model_epoch: the epoch whose weights it has; None if it failed, and in sweeps of format 3, where it is the last.
+        model_epoch: the epoch whose weights it has; None if it failed.
         metrics: those that are not in the scores, on the test part.
     """
 
@@ -107,8 +104,8 @@ class MemberResult:
     train: Score | None
     validation: Score | None
     test: Score | None
-    model_epoch: Size | None = None
-    metrics: MetricValues = field(default_factory=dict)
+    model_epoch: Size | None
+    metrics: MetricValues
 
     @property
     def ending(self) -> str:
@@ -128,7 +125,7 @@ class SweepResults:
     Attributes:
         seconds: from the start of the process that ended the sweep.
         train_seconds: of the training of all processes of the sweep.
-        higher_is_better: whether higher values of the metric are; None in sweeps of format 3, whose metric is known.
+        higher_is_better: whether higher values of the metric are better.
     """
 
     rank_by: Metric
@@ -137,13 +134,7 @@ class SweepResults:
     seconds: Duration
     train_seconds: Duration
     members: tuple[MemberResult, ...]
-    higher_is_better: Bool | None = None
-
-    @property
-    def higher(self) -> bool:
-        """Whether higher values of the metric are better."""
-        known = self.rank_by.partition("_")[2] in HIGHER_IS_BETTER
-        return known if self.higher_is_better is None else self.higher_is_better
+    higher_is_better: Bool
 
     def disagreement(self) -> str | None:
         """What shows that the members are not those of one sweep; None where nothing does."""

@@ -32,7 +32,6 @@ from adtrain.sweeps import records
 from adtrain.sweeps.folder import DAMAGED, OPTIONS, SweepFolder
 from adtrain.sweeps.members import Group, Member, groups_of, members_of
 from adtrain.sweeps.records import (
-    LAST_EPOCH_FORMAT,
     EpochLine,
     MemberEpoch,
     MemberResult,
@@ -297,21 +296,21 @@ def halving_epochs(epochs: int, members: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def prepared(cfg: Config, device: str, first_targets: bool = False) -> Session:
+def prepared(cfg: Config, device: str) -> Session:
     """The sweep of a config: members are checked, data are read, nothing is compiled.
 
-    `first_targets` is that of `Group`. Raises ConfigError and DataError.
+    Raises ConfigError and DataError.
     """
     members = members_of(cfg)
     for member in members:
         check_precision(member.config, device)
-    return Session(cfg, members, groups_of(cfg, members, first_targets), device)
+    return Session(cfg, members, groups_of(cfg, members), device)
 
 
 def reopened(path: Path, device: str, trust: Trust) -> tuple[Session, SweepFolder]:
     """The sweep in a folder. Raises AdtrainError where it is none, and as `SweepFolder.config` and `prepared` do."""
     folder = SweepFolder.open(path)
-    return prepared(folder.config(trust), device, folder.options.format == LAST_EPOCH_FORMAT), folder
+    return prepared(folder.config(trust), device), folder
 
 
 def described(groups: Sequence[Group]) -> list[dict[str, Any]]:

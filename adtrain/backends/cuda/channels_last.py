@@ -20,11 +20,12 @@ is transposed once, whatever the number of its readers. Weights are transposed t
 and their gradients back. A transpose that only moves axes of length 1 is a reshape.
 
 Batch norm is decomposed into equations on the matrix. Its mean and variance follow from two sums over the rows, which
-one kernel computes. Large results of convolutions in bfloat16 are rounded where they are stored, so their squares are
-exact in float32. The results and their squares are added in float64, and the sums can join the epilogue of the
-convolution (`forms/product_sums.py`). For other values the sums are those of the differences from the first row, and of
-the squares of these. So little precision is lost (T. Chan, G. Golub, R. LeVeque: "Algorithms for computing the sample
-variance", 1983). Each equation that reads the normalised values computes them itself, so they are not stored.
+one kernel computes. For results of convolutions in bfloat16 or tf32 these are the sums of the values and their squares,
+which can join the epilogue of the convolution (`forms/product_sums.py`). Large results in bfloat16 are rounded where
+they are stored, so their squares are exact in float32. For other values the sums are those of the differences from the
+first row, and of the squares of these. So little precision is lost (T. Chan, G. Golub, R. LeVeque: "Algorithms for
+computing the sample variance", 1983). Each equation that reads the normalised values computes them itself, so they are
+not stored.
 
 The images get channels of zeros, up to the multiple that the kernels take (`round_channels`):
 
@@ -42,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from math import isfinite
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -330,8 +332,9 @@ def _computes(e: Equation, x: Variable, weight_shape: Shape, gradient: Equation)
 def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) -> set[Equation]:
     """The convolutions that become channels last: the choice with the fewest cycles of `_cycles`.
 
-    A layer with few channels or several groups may be faster as it is. So such layers are tried in order, and each is
-    left out if that saves cycles. With many transposes, such as around depthwise convolutions, all layers are left out.
+    A layer with few channels or several groups may be faster as it is. So all such layers are left out, or they are
+    tried in order, and each is left out if that saves cycles. With many transposes, such as around depthwise
+    convolutions, all layers are left out.
     """
 
     def cycles(chosen: set[Equation]) -> float:
@@ -340,25 +343,32 @@ def _fastest(program: Program, layers: Sequence[set[Equation]], target: Target) 
             fuse_maxpool_gradients(written, lambda e: bool(_kernels(e, target)), all_readers=True)
         )
         alone = set(fuse_bias_gradients(pooled, target).equations)
-        return sum(_cycles(e, target) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
+        in_tf32 = any(e.params["precision"] == TF32 for e in chosen)
+        return sum(_cycles(e, target, in_tf32) for e in pooled.equations if e.primitive.name != "sum" or e in alone)
 
-    chosen = {e for layer in layers for e in layer}
-    best = cycles(chosen)
-    for layer in layers:
+    def is_optional(layer: set[Equation]) -> bool:
         channels = (v.type.shape[1] for e in layer for v in images_of(e) if v in e.inputs)
-        optional = min(channels) < WIDE or any(map(is_grouped, layer))
-        if optional and (found := cycles(chosen - layer)) < best:
+        return min(channels) < WIDE or any(map(is_grouped, layer))
+
+    optional, every = list(filter(is_optional, layers)), {e for layer in layers for e in layer}
+    best, chosen = min(((cycles(x), x) for x in (every, every.difference(*optional))), key=itemgetter(0))
+    for layer in optional:
+        if (found := cycles(chosen - layer)) < best:
             chosen, best = chosen - layer, found
     return chosen if best < cycles(set()) else set()
 
 
-def _cycles(e: Equation, target: Target) -> float:
+def _cycles(e: Equation, target: Target, in_tf32: bool) -> float:
     """The estimated cycles of an equation that depend on the layout; 0 for equations that are as fast in either one.
+
+    Args:
+        in_tf32: whether convolutions of images that are channels last are in tf32.
 
     - Convolution: the estimate of its kernel.
     - Transpose: twice the bytes that it moves, because the kernels before and after it write and read float32.
-    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In the other layout the kernel of
-      a convolution also computes 2 x 2 max pooling.
+    - Pooling: its bytes, which are half as many where channels are last, in bfloat16. In tf32 another kernel reads a
+      gradient through pooling again, and writes its first term. In the other layout the kernel of a convolution also
+      computes 2 x 2 max pooling.
     - `bfloat16_rest`: the bytes of the further term, which the same kernel writes.
     - Batch norm, or sum over PIXELS: what it takes longer because channels are not last. Sums that the kernel of a
       weight gradient also computes are not counted.
@@ -367,7 +377,9 @@ def _cycles(e: Equation, target: Target) -> float:
     if e.name == "transpose":
         return 2 * moved
     if e.name.endswith(CHANNELS_LAST):
-        return moved / 2
+        y = e.outputs[0]
+        again = y.nbytes + y.size * BITS.itemsize if y.size > e.inputs[0].size else 0
+        return moved + again / BYTES_PER_CYCLE if in_tf32 else moved / 2
     if e.name in POOLS:
         joined = e.name == "max_pool2d" and e.params["windows"].kernel == (2, 2)
         return 0 if joined else moved

@@ -39,12 +39,16 @@ from adtrain.core.primitive import PRIMITIVES, Trait
 from adtrain.core.program import Equation, Program, Variable
 from adtrain.core.staging import Results, keeps
 from adtrain.core.types import BITS, ArrayType, Shape
+from adtrain.lowering.cuda.gemm.narrow import COLUMNS
 
 ROW = 8
 """Kernels need rows of multiples of 16 bytes, which are ROW elements. M and N are padded to such multiples, not K."""
 
 MIN_SHARED = 1 << 20
 """Minimum elements of an operand whose bfloat16 copy products of few FLOPs read, too, if a large product reads it."""
+MIN_READ = 1 << 23
+"""Minimum elements of an operand whose bfloat16 copy is worth it for a product of few columns alone. With the copy the
+product reads 16 MiB less, which is the time of two launches."""
 
 
 @keeps(Results.EXACT)
@@ -121,12 +125,18 @@ def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
 
 
 def products_of_copies(program: Program, target: Target) -> dict[Equation, tuple[Shape, ...]]:
-    """The bfloat16 products that read copies, with the padded shapes of their operands: those of many FLOPs, and others
-    that share a large operand with these."""
+    """The bfloat16 products that read copies, with the padded shapes of their operands: those of many FLOPs, those of
+    few columns that are bound by the reads of a large operand, and others that share a large operand with these."""
     fitting = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
-    large = {e for e in fitting if e.cost.flops > MAX_FLOPS}
+    large = {e for e in fitting if e.cost.flops > MAX_FLOPS or _reads_much(e)}
     shared = {v for e in large for v in e.inputs if v.size >= MIN_SHARED}
     return {e: shapes for e, shapes in fitting.items() if e in large or shared.intersection(e.inputs)}
+
+
+def _reads_much(e: Equation) -> bool:
+    """Whether a product of few columns has a large operand."""
+    few = min(e.outputs[0].type.shape[-2:]) <= COLUMNS[-1]
+    return few and max(v.size for v in e.inputs) >= MIN_READ
 
 
 def _stored_shapes(e: Equation, target: Target) -> tuple[Shape, ...]:

@@ -446,8 +446,8 @@ class _Writer:
         image = self._channels_last(x, e)
         rows, channels = prod(image.type.shape[:-1]), image.type.shape[-1]
         matrix = self._made(e, "reshape", (image,), shape=(rows, channels))
-        rounded = self._is_of_convolution(x)
-        shift = None if rounded else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
+        plain = self._is_of_convolution(x)
+        shift = None if plain else self._made(e, "subview", (matrix,), start=0, shape=(channels,))
 
         def differences() -> Variable:
             """What is summed: the differences from the first row, or the values themselves."""
@@ -457,13 +457,13 @@ class _Writer:
             return self._made(e, "sub", (matrix, whole))
 
         def mean(addends: Variable) -> Variable:
-            if rounded:
+            if plain:
                 addends = self._made(e, "astype", (addends,), dtype=np.dtype("float64"))
             total = self._made(e, "sum", (addends,), axes=(0,))
             return self._made(e, "div", (total, self._number(rows, total)))
 
         def single(v: Variable) -> Variable:
-            return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if rounded else v
+            return self._made(e, "astype", (v,), dtype=matrix.type.dtype) if plain else v
 
         first, second = mean(differences()), mean(self._made(e, "square", (differences(),)))
         centre = single(first) if shift is None else self._made(e, "add", (shift, first))
@@ -477,12 +477,12 @@ class _Writer:
         self.norms[y] = _Norm(matrix, centre, scale)
 
     def _is_of_convolution(self, x: Variable) -> bool:
-        """Whether a value is the result of a convolution in bfloat16, with or without a bias."""
+        """Whether a value is the result of a convolution in bfloat16 or tf32, with or without a bias."""
         e = self.producer.get(x)
         if e is not None and e.primitive.name == "add" and self.repeated.intersection(e.inputs):
             (x,) = [v for v in e.inputs if v not in self.repeated] or [x]
             e = self.producer.get(x)
-        return e is not None and e in self.convolutions and e.params["precision"] == "bfloat16"
+        return e is not None and e in self.convolutions and e.params["precision"] in ("bfloat16", TF32)
 
     def _normalised(self, v: Variable, reader: Equation) -> Variable:
         """The result of a norm, channels last, as computed for one reader."""

@@ -53,6 +53,32 @@ class PadAxis(NamedTuple):
     step: int
 
 
+class Tiles(NamedTuple):
+    """A transpose through tiles in shared memory (`index/copy_tile.cuh`), by a part of a launch.
+
+    Attributes:
+        rows, columns: of a tile; rows are contiguous in the source, columns in the target.
+        blocks: the number of tiles.
+        axes: at most one other axis, then that of the rows and that of the columns.
+    """
+
+    rows: int
+    columns: int
+    blocks: int
+    axes: tuple[Axis, Axis, Axis]
+
+
+def transposed_tiles(x: Any, axes: Ints) -> Tiles | None:
+    """The tiles of a transpose; None if it is no copy through tiles, or has more axes."""
+    tiled = _tiled(_merged(shapes.transpose(x, axes)))
+    if tiled is None or len(tiled) > 3:
+        return None
+    outer, rows, columns = [Axis(1, 0, 0)] * (3 - len(tiled)) + tiled
+    across, down = _sides(rows.length, columns.length, TILE if x.dtype.itemsize > 1 else BYTE_TILE)
+    blocks = outer.length * -(-rows.length // across) * -(-columns.length // down)
+    return Tiles(across, down, blocks, (outer, rows, columns))
+
+
 def copies(layout: Layout, dtype: np.dtype, operands: tuple[int, ...] | None = None) -> list[CudaKernel]:
     """The candidates for a copy: through tiles where rows of the source become columns, or element by element."""
     axes = _merged(layout)

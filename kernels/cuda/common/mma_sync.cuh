@@ -38,6 +38,16 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_
             : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(address) : "memory");
 }
 
+// Loads two such matrices. Lanes 0 to 15 give the addresses.
+template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&words)[2], unsigned address) {
+    if (TRANSPOSED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+            : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+            : "=r"(words[0]), "=r"(words[1]) : "r"(address) : "memory");
+}
+
 // Stores four such matrices: lane (g, c) has the numbers 2c and 2c + 1 of row g of each. Lane 8 i + r has the address of row r of
 // matrix i. Compute capability 9.0.
 __device__ __forceinline__ void store_matrices(char *row, const uint32_t *words) {

@@ -33,9 +33,9 @@ struct Scale {
 };
 
 // The terms of two neighbouring elements, the largest first. Only float16 has two.
-template <Half FORMAT, int TERMS> __device__ __forceinline__ void split_terms(float low, float high, uint32_t (&terms)[TERMS]) {
+template <Half FORMAT, int COUNT> __device__ __forceinline__ void split_terms(float low, float high, uint32_t (&terms)[COUNT]) {
     terms[0] = pack_pair<FORMAT>(low, high);
-    if constexpr (TERMS == 2) {
+    if constexpr (COUNT == 2) {
         float low_term, high_term;
         unpack_float16(terms[0], low_term, high_term);
         terms[1] = pack_pair<FORMAT>(low - low_term, high - high_term);

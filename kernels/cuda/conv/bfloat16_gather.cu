@@ -1,4 +1,5 @@
-// Convolutions of images that are bfloat16 in memory and have few channels, by cp.async. Read conv/bfloat16_conv.cuh first.
+// Convolutions of images that are bfloat16 in memory and have few channels, by cp.async. Read conv/bfloat16_conv.cuh first. For
+// WEIGHT_GRAD operands may be sums of two arrays (TERMS).
 //
 // TMA takes as long for a short row as for a long one, and needs numbers of channels that are rounded up. Here K (for WEIGHT_GRAD:
 // the columns of the result) has the channels of all taps without gaps. The producer warps gather the images in chunks of eight
@@ -20,8 +21,13 @@ constexpr int CHANNELS = OF_GRADIENT ? OUTPUT_C : IMAGE_C;
 constexpr int OUTSIDE = 1 << 28;                          // a row that no image has
 typedef uint16_t Bits;
 
+static_assert(TERMS == 1 || DIRECTION == WEIGHT_GRAD, "gradients of filters have several terms");
 struct alignas(128) Maps {
-    TensorMap map;
+    TensorMap of[TERMS];
+};
+// The arrays whose sum is an operand. As a kernel parameter it has the layout of as many pointers.
+struct Terms {
+    const Bits *of[TERMS];
 };
 
 // The pixel of the first tap, at (y, x) of an image. Its channels begin at `at`.
@@ -90,8 +96,8 @@ struct Window {
 
 struct Images : Lengths {
     typedef Boxes Stage;
-    const TensorMap *map;
-    const Bits *images, *matrix; // matrix: the other operand
+    const TensorMap *maps;
+    Terms images, matrix; // matrix: the other operand
 
     __device__ __forceinline__ int columns() const {
         if (DIRECTION == FORWARD) return o;
@@ -107,16 +113,20 @@ struct Images : Lengths {
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         if constexpr (DIRECTION == WEIGHT_GRAD && GATHER_A) {
             return [=, matrix = matrix, pixels = n * oh * ow](int k_tile, char *stage, Mbarrier &) {
-                copy_rows<TileA, TILE_M>(stage, matrix, [=](int row, int column) {
-                    const int pixel = k_tile * TILE_K + row, filter = own.row + column;
-                    return pixel < pixels && filter < OUTPUT_C ? pixel * OUTPUT_C + filter : -1;
-                });
+                #pragma unroll
+                for (int term = 0; term < TERMS; term++)
+                    copy_rows<TileA, TILE_M>(stage + term * TERM_A, matrix.of[term], [=](int row, int column) {
+                        const int pixel = k_tile * TILE_K + row, filter = own.row + column;
+                        return pixel < pixels && filter < OUTPUT_C ? pixel * OUTPUT_C + filter : -1;
+                    });
             };
         } else if constexpr (DIRECTION == WEIGHT_GRAD) {
-            return [=, map = map](int k_tile, char *stage, Mbarrier &full) {
+            return [=, maps = maps](int k_tile, char *stage, Mbarrier &full) {
                 #pragma unroll
-                for (int i = 0; i < TileA::BOXES; i++)
-                    map->load(stage + i * TileA::BOX_BYTES, own.row + i * BOX_A, k_tile * TILE_K, 0, full);
+                for (int i = 0; i < TERMS * TileA::BOXES; i++) {
+                    const int term = i / TileA::BOXES, box = i % TileA::BOXES;
+                    maps[term].load(stage + term * TERM_A + box * TileA::BOX_BYTES, own.row + box * BOX_A, k_tile * TILE_K, 0, full);
+                }
             };
         } else {
             constexpr int STEPS = TILE_M / STEP_ROWS;
@@ -127,19 +137,19 @@ struct Images : Lengths {
             return [=, images = images](int k_tile, char *stage, Mbarrier &) {
                 const Chunk chunk = window.chunk(k_tile * ROW_CHUNKS + own_chunk());
                 #pragma unroll
-                for (int i = 0; i < STEPS; i++) copy(stage + in_box(i), images, pixels.of[i], chunk);
+                for (int i = 0; i < STEPS; i++) copy(stage + in_box(i), images.of[0], pixels.of[i], chunk);
             };
         }
     }
     __device__ __forceinline__ auto load_b(const TileSplit &own) const {
         const Window window(own.at.item);
         if constexpr (DIRECTION == FORWARD) {
-            return [=, map = map](int k_tile, char *stage, Mbarrier &full) {
-                map->load(stage, k_tile * TILE_K, own.column, 0, full);
+            return [=, maps = maps](int k_tile, char *stage, Mbarrier &full) {
+                maps[0].load(stage, k_tile * TILE_K, own.column, 0, full);
             };
         } else if constexpr (DIRECTION == INPUT_GRAD) {
             return [=, matrix = matrix](int k_tile, char *stage, Mbarrier &) {
-                copy_rows<TileB, TILE_N>(stage, matrix, [=](int row, int column) {
+                copy_rows<TileB, TILE_N>(stage, matrix.of[0], [=](int row, int column) {
                     const int k = k_tile * TILE_K + row, tap = k / CHANNELS, channel = own.column + column;
                     if (tap >= window.count() || channel >= IMAGE_C) return -1;
                     return (k % CHANNELS * TAPS + window.filter_tap(tap)) * IMAGE_C + channel;
@@ -155,8 +165,10 @@ struct Images : Lengths {
                 for (int i = 0; i < TILE_K / STEP_ROWS; i++) {
                     const Pixel from = self.pixel(k_tile * TILE_K + i * STEP_ROWS + own_row(), window);
                     #pragma unroll
-                    for (int j = 0; j < TileB::BOXES; j++)
-                        copy(stage + j * TileB::BOX_BYTES + in_box(i), self.images, from, chunks.of[j]);
+                    for (int j = 0; j < TERMS * TileB::BOXES; j++) {
+                        const int term = j / TileB::BOXES, box = j % TileB::BOXES;
+                        copy(stage + term * TERM_B + box * TileB::BOX_BYTES + in_box(i), self.images.of[term], from, chunks.of[box]);
+                    }
                 }
             };
         }
@@ -194,19 +206,19 @@ struct Images : Lengths {
 #define IMAGES \
     Images { {(int)n, IMAGE_H, IMAGE_W, IMAGE_C, OUTPUT_H, OUTPUT_W, OUTPUT_C}, OTHER }
 #if MAPPED
-#define OTHER &maps.map, images, nullptr
+#define OTHER maps.of, images, {}
 #else
 #define OTHER nullptr, images, matrix
 #endif
 
-KERNEL __launch_bounds__(THREADS, 1) bfloat16_gather(IF(MAPPED, const __grid_constant__ Maps maps,) const Bits *images,
-    IF(UNMAPPED, const Bits *matrix,) const Epilogue epilogue, NUMBERS, char *scratch) {
+KERNEL __launch_bounds__(THREADS, 1) bfloat16_gather(IF(MAPPED, const __grid_constant__ Maps maps,) const Terms images,
+    IF(UNMAPPED, const Terms matrix,) const Epilogue epilogue, NUMBERS, char *scratch) {
     const Images product = IMAGES;
     multiply(product.work(whole), product, epilogue, scratch);
 }
 
 KERNEL __launch_bounds__(SUM_THREADS) sum_bfloat16_gather_splits(IF(MAPPED, const __grid_constant__ Maps maps,)
-    const Bits *images, IF(UNMAPPED, const Bits *matrix,) const Epilogue epilogue, NUMBERS, char *scratch) {
+    const Terms images, IF(UNMAPPED, const Terms matrix,) const Epilogue epilogue, NUMBERS, char *scratch) {
     wait_for_inputs();
     const Images product = IMAGES;
     const int i = blockIdx.x * SUM_THREADS + threadIdx.x;

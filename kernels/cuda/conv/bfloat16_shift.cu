@@ -1,17 +1,19 @@
-// Convolutions of stride 1 of images that are bfloat16 in memory, and their input gradients, by filters that fit in shared memory.
-// Read conv/bfloat16_conv.cuh first. An input gradient is a convolution of g by the filters with their taps in reverse order.
+// Convolutions of stride 1, and their input gradients, by filters that fit in shared memory. Read conv/bfloat16_conv.cuh first.
+// Operands are bfloat16 in memory, or with IN_TF32 float32: then the filters of INPUT_GRAD are C x KH x KW x O, and the producer
+// warps round. An input gradient is a convolution of g by the filters with their taps in reverse order.
 //
 // Rows of the result are positions: the pixels of all images one after another, with PAD_X zeros after each line and PAD_Y lines of
 // zeros after each image. Zeros before a line or an image are those of the one before. So a tap reads the position at a fixed
 // distance, its shift. A stage holds all positions that a tile reads, so each element is copied once for all taps. It has a plane for
-// eight channels, with a chunk of 16 bytes for each position. Eight positions are a core matrix of WGMMA without swizzle, which may
-// begin at any of them. K has the taps of the first plane, those of the second one, and so on. A block loads the filters once.
+// each chunk of channels, 16 bytes, with a chunk for each position. Eight positions are a core matrix of WGMMA without swizzle, which
+// may begin at any of them. K has the taps of the first plane, those of the second one, and so on. A block loads the filters once.
 //
 // More macros: IMAGE_H x IMAGE_W x IMAGE_C, OUTPUT_H x OUTPUT_W x OUTPUT_C: the lengths of x and y. STAGE_BYTES: bytes of a stage.
 #include "common/common.cuh"
+#include "common/rounding.cuh"
 #include "conv/bfloat16_conv.cuh"
 
-constexpr int CHUNK = 8, CHUNK_BYTES = 16;            // channels and bytes of a chunk
+constexpr int CHUNK_BYTES = 16, CHUNK = CHUNK_BYTES / ELEMENT; // bytes and channels of a chunk
 constexpr bool OF_GRADIENT = DIRECTION == INPUT_GRAD; // whether images are g, and the result is the gradient of x
 constexpr int HEIGHT = OF_GRADIENT ? OUTPUT_H : IMAGE_H, WIDTH = OF_GRADIENT ? OUTPUT_W : IMAGE_W; // of images
 constexpr int CHANNELS = OF_GRADIENT ? OUTPUT_C : IMAGE_C, COLUMNS = OF_GRADIENT ? IMAGE_C : OUTPUT_C;
@@ -26,7 +28,40 @@ constexpr int POSITIONS = TILE_M + (KH - 1) * DH * LINE + (KW - 1) * DW;
 constexpr int SPREAD = PLANES < 5 ? (8 + PLANES - 1) / PLANES % 8 : 1;
 constexpr int PLANE_BYTES = (POSITIONS + (SPREAD + 8 - POSITIONS % 8) % 8) * CHUNK_BYTES;
 constexpr int FILTER_BYTES = TILE_N * CHUNK_BYTES;    // of a chunk of K of the filters
-typedef uint16_t Bits;
+template <bool FLOAT> struct ElementOf { typedef uint16_t Type; };
+template <> struct ElementOf<true> { typedef float Type; };
+typedef ElementOf<IN_TF32>::Type Element;
+
+// Copies `count` chunks to shared memory, each thread every WARPGROUP-th of them. place(i, to, from) sets where chunk i goes, and
+// where it is in memory. If it returns false, the chunk is zeros.
+template <int UNROLL, class Place> __device__ __forceinline__ void copy_chunks(int count, const Place &place) {
+    if constexpr (IN_TF32) {
+        constexpr int AHEAD = 8;
+        #pragma unroll 1
+        for (int first = threadIdx.x; first < count; first += AHEAD * WARPGROUP) {
+            Vector<Element, CHUNK> held[AHEAD];
+            char *to[AHEAD];
+            #pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                const Element *from;
+                const bool inside = place(min(first + k * WARPGROUP, count - 1), to[k], from);
+                held[k] = load<Element, CHUNK>(from);
+                #pragma unroll
+                for (int j = 0; j < CHUNK; j++) held[k].lane[j] = inside ? rounded(held[k].lane[j]) : 0;
+            }
+            #pragma unroll
+            for (int k = 0; k < AHEAD; k++) store((Element *)to[k], 0, held[k]);
+        }
+    } else {
+        #pragma unroll UNROLL
+        for (int i = threadIdx.x; i < count; i += WARPGROUP) {
+            char *to;
+            const Element *from;
+            const bool inside = place(i, to, from);
+            cp_async<CHUNK_BYTES, true>((Element *)to, from, inside);
+        }
+    }
+}
 
 // The position in a stage of chunk `i` of K, in bytes. A chunk after the last one is multiplied by zeros.
 __device__ __forceinline__ constexpr int shift(int i) {
@@ -58,35 +93,37 @@ struct Position {
 
 struct Images {
     typedef Planes Stage;
-    const Bits *images, *filters;
+    const Element *images, *filters;
     int n;
 
     __device__ __forceinline__ Work work(int64_t whole) const { return Work(1, (int64_t)n * AREA, COLUMNS, whole); }
     __device__ __forceinline__ int k_tiles(int64_t) const { return 1; }
 
-    // The filters: for eight k of the first plane and tap, the columns, and so on. For FORWARD the chunks are of a column.
+    // The filters: for the k of a chunk of the first plane and tap, the columns, and so on. The chunks are of a column, if B is
+    // K-major.
     __device__ __forceinline__ void load_once(char *shared) const {
-        #pragma unroll 1
-        for (int i = threadIdx.x; i < 2 * Planes::WGMMAS * TILE_N; i += WARPGROUP) {
+        copy_chunks<1>(2 * Planes::WGMMAS * TILE_N, [&](int i, char *&to, const Element *&from) {
             const int chunk = i / TILE_N, within = i % TILE_N, plane = chunk / TAPS, tap = chunk % TAPS;
-            const int filter = OF_GRADIENT ? plane * CHUNK + within % CHUNK : within;
-            const int channel = OF_GRADIENT ? within / CHUNK * CHUNK : plane * CHUNK;
-            const int from = (filter * TAPS + (OF_GRADIENT ? TAPS - 1 - tap : tap)) * IMAGE_C + channel;
-            const bool inside = chunk < K_CHUNKS && filter < OUTPUT_C && channel < IMAGE_C;
-            cp_async<CHUNK_BYTES, true>((Bits *)(Planes::filters(shared) + i * CHUNK_BYTES), filters + (inside ? from : 0), inside);
-        }
+            const int k = MN_MAJOR_B ? plane * CHUNK + within % CHUNK : plane * CHUNK;
+            const int column = MN_MAJOR_B ? within / CHUNK * CHUNK : within, read_tap = OF_GRADIENT ? TAPS - 1 - tap : tap;
+            const bool inside = chunk < K_CHUNKS && k < CHANNELS && column < COLUMNS;
+            const int at = MN_MAJOR_B ? (k * TAPS + read_tap) * COLUMNS + column : (column * TAPS + read_tap) * CHANNELS + k;
+            to = Planes::filters(shared) + i * CHUNK_BYTES;
+            from = filters + (inside ? at : 0);
+            return inside;
+        });
     }
     __device__ __forceinline__ auto load_a(const TileSplit &own) const {
         return [images = images, n = n, first = own.row - FIRST](int, char *stage, Mbarrier &) {
-            #pragma unroll 2
-            for (int i = threadIdx.x; i < POSITIONS * PLANES; i += WARPGROUP) {
+            copy_chunks<2>(POSITIONS * PLANES, [&](int i, char *&to, const Element *&from) {
                 const int row = i / PLANES, plane = i % PLANES;
                 const Position at(max(first + row, 0));
                 const bool inside = first + row >= 0 && at.image < n && at.y < HEIGHT && at.x < WIDTH;
-                const int from = ((at.image * HEIGHT + at.y) * WIDTH + at.x) * CHANNELS + plane * CHUNK;
-                char *const to = stage + plane * PLANE_BYTES + row * CHUNK_BYTES;
-                cp_async<CHUNK_BYTES, true>((Bits *)to, images + (inside ? from : 0), inside);
-            }
+                const int place = ((at.image * HEIGHT + at.y) * WIDTH + at.x) * CHANNELS + plane * CHUNK;
+                to = stage + plane * PLANE_BYTES + row * CHUNK_BYTES;
+                from = images + (inside ? place : 0);
+                return inside;
+            });
         };
     }
     __device__ __forceinline__ auto load_b(const TileSplit &) const {
@@ -115,7 +152,7 @@ struct Images {
 #define IMAGES Images{images, filters, (int)n}
 
 KERNEL __launch_bounds__(THREADS, 1) bfloat16_shift(
-    const Bits *images, const Bits *filters, const Epilogue epilogue, int64_t n, int64_t whole, char *scratch) {
+    const Element *images, const Element *filters, const Epilogue epilogue, int64_t n, int64_t whole, char *scratch) {
     const Images product = IMAGES;
     multiply(product.work(whole), product, epilogue, scratch);
 }

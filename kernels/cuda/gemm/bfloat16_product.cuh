@@ -5,8 +5,9 @@
 //
 // IN_TF32: operands are float32, and TMA rounds them to tf32. wgmma takes such operands only if they are K-major.
 //
-// GATHER_A, GATHER_B: all threads of the producer warpgroup copy the operand by cp.async. If only one operand is gathered, the first
-// thread also issues the copies of the other one by TMA. The boxes in shared memory are the same.
+// GATHER_A, GATHER_B: all threads of the producer warpgroup copy the operand, by cp.async; with IN_TF32 they round it in registers.
+// If only one operand is gathered, the first thread also issues the copies of the other one by TMA. The boxes in shared memory are
+// the same.
 //
 // TMA loads TILE_K of K in a stage, as boxes whose rows are BOX_A or BOX_B elements: 128 bytes with the 128-byte swizzle, or 64 with
 // the 64-byte swizzle. A box of a K-major operand has all TILE_M or TILE_N rows. A box of an operand that is not K-major (MN_MAJOR_A,
@@ -55,7 +56,7 @@ static_assert(!IN_TF32 || (TERMS == 1 && !MN_MAJOR_A && !MN_MAJOR_B), "wgmma tak
 constexpr int EARLY_REGISTERS = 160; // for accumulators, and auxiliary inputs that are loaded before the product
 constexpr int ALL_CONSUMERS = 1 + GROUPS; // the named barrier of all consumers; barrier 1 + i is that of consumer warpgroup i
 constexpr bool GATHERS = GATHER_A || GATHER_B;
-static_assert(!GATHERS || (TERMS == 1 && !IN_TF32), "one array of bfloat16 is gathered");
+static_assert(!GATHERS || TERMS < 3, "multiply_terms() has no fence for what threads copy");
 constexpr int WIDE_RESULT = WIDE_C < Epilogue::WIDEST ? WIDE_C : Epilogue::WIDEST;
 
 // A product of term a of A and term b of B.
@@ -161,7 +162,12 @@ template <class Product> __device__ __forceinline__ void gather(
             if (!GATHER_B && threadIdx.x == 0) expecting<SIZE - SIZE_A>(load_b)(k_tile, stage + SIZE_A, full);
             if (GATHER_A) load_a(k_tile, stage, full);
             if (GATHER_B) load_b(k_tile, stage + SIZE_A, full);
-            full.arrive_after_copies();
+            if constexpr (IN_TF32) { // the threads have stored what they rounded
+                fence_proxy_async();
+                full.arrive();
+            } else {
+                full.arrive_after_copies();
+            }
         };
     });
 }
@@ -253,8 +259,8 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
     typedef typename Product::Stage Stage;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile> Late;
     constexpr int ROUNDS = TILE_N / ROUND_COLUMNS;
-    constexpr bool EARLY = SPLITS == 1 && TERMS == 1 && KIND == BFLOAT16 &&
-                           PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
+    constexpr bool EARLY =
+        SPLITS == 1 && TERMS == 1 && PARTS_M * (SUMS + ROUNDS * Late::ROUND_REGISTERS) <= EARLY_REGISTERS;
     typedef WarpEpilogue<WIDE_RESULT, Epilogue, typename Product::Tile, EARLY ? ROUNDS : 0> Stores;
     PipelineState<TILE_STAGES> state;
     WarpStaging &staging = stagings[(threadIdx.x - WARPGROUP) / WARP];
@@ -284,7 +290,7 @@ template <class Product, class Epilogues> __device__ __forceinline__ void consum
                 multiply_terms(sums[0], pipeline, state, shared, part * WGMMA_ROWS, own.begin, own.end);
         } else if (own.begin < own.end) {
             multiply_stages(sums, pipeline, state, own.begin, own.end, [&](int at, bool add) {
-                if (GATHERS) fence_proxy_async();
+                if (GATHERS && !IN_TF32) fence_proxy_async();
                 #pragma unroll
                 for (int step = 0; step < Stage::WGMMAS; step++) {
                     #pragma unroll

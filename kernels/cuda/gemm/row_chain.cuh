@@ -32,12 +32,14 @@ __device__ __forceinline__ void add_product(float (&sum)[4], const Terms (&a)[4]
     for (int i = 0; i < 4; i++) sum[i] += c[i];
 }
 
-// c[s] += a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
+// c[s] = a[s] B for 16 rows of each of COUNT factors and TILES x 8 columns of B from `column` on. B is a weight in shared memory:
 // [k][n], or [n][k] if TRANSPOSED. Of a step along K, lane (g, t) has k = 2t and 2t + 1.
 template <int COUNT, int K, int PITCH_A, int PITCH_B, bool TRANSPOSED, int TILES>
 __device__ __forceinline__ void multiply(
     float (&c)[COUNT][TILES][4], const float *const (&a)[COUNT], const float *b, int column) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    #pragma unroll
+    for (int i = 0; i < COUNT * TILES * 4; i++) c[i / (4 * TILES)][i / 4 % TILES][i % 4] = 0;
     b += TRANSPOSED ? (column + g) * PITCH_B + 2 * t : 2 * t * PITCH_B + column + g;
     #pragma unroll 2
     for (int k = 0; k < K; k += 8) {
@@ -59,54 +61,99 @@ __device__ __forceinline__ void multiply(
     }
 }
 
-// total += the sum over i of x[i]^T y[i], over the first `left` of ROWS rows: for 16 columns of x from `row` on, and TILES x 8
+// A lane's elements of an M x N matrix in the block's scratch memory: of 16 rows from `row` on, and TILES x 8 columns from
+// `column` on. `begin`: the matrix is 0 before.
+template <int TILES, int M, int N> struct Total {
+    static constexpr int PAIR = N % 2 == 0 ? 2 : 1; // neighbours in one access
+    static constexpr bool WHOLE = M % 16 == 0 && N % 8 == 0;
+    float *const total;
+    const int row, column;
+    float before[TILES][4];
+
+    // Calls f(j, i, place) for the elements i, or i and i + 1 of a pair, of tile j.
+    template <class F> __device__ __forceinline__ void each(const F &f) const {
+        const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+        #pragma unroll
+        for (int j = 0; j < TILES; j++)
+            #pragma unroll
+            for (int i = 0; i < 4; i += PAIR) {
+                const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
+                f(j, i, WHOLE || (m < M && n < N) ? total + m * N + n : nullptr);
+            }
+    }
+    __device__ __forceinline__ Total(float *total, int row, int column, bool begin) : total(total), row(row), column(column) {
+        each([&](int j, int i, const float *at) {
+            Vector<float, PAIR> found = {};
+            if (!begin && (WHOLE || at)) found = load<float, PAIR>(at);
+            #pragma unroll
+            for (int k = 0; k < PAIR; k++) before[j][i + k] = found.lane[k];
+        });
+    }
+    __device__ __forceinline__ void add(const float (&sums)[TILES][4]) const {
+        each([&](int j, int i, float *at) {
+            Vector<float, PAIR> found;
+            #pragma unroll
+            for (int k = 0; k < PAIR; k++) found.lane[k] = before[j][i + k] + sums[j][i + k];
+            if (WHOLE || at) store(at, 0, found);
+        });
+    }
+};
+
+// Element i, without an address in local memory.
+template <int COUNT> __device__ __forceinline__ const float *chosen(const float *const (&of)[COUNT], int i) {
+    const float *found = of[0];
+    #pragma unroll
+    for (int k = 1; k < COUNT; k++) found = i == k ? of[k] : found;
+    return found;
+}
+
+// total += the sum over i of x[i]^T y[i], over ROWS rows: for 16 columns of x from `row` on, and TILES x 8
 // columns of y from `column` on. The total is an M x N matrix in the block's scratch memory; `begin`: it is 0 before.
 template <int COUNT, int ROWS, int PITCH_X, int PITCH_Y, int TILES, int M, int N>
 __device__ __forceinline__ void add_products(float *total, const float *const (&x)[COUNT], const float *const (&y)[COUNT],
-    int row, int column, int left, bool begin) {
+    int row, int column, bool begin) {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
-    float before[TILES][4];
-    #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            before[j][i] = begin || m >= M || n >= N ? 0 : total[m * N + n];
-        }
+    Total<TILES, M, N> sum(total, row, column, begin);
     float sums[TILES][4] = {};
-    #pragma unroll
-    for (int i = 0; i < COUNT; i++)
+    #pragma unroll 1
+    for (int i = 0; i < COUNT; i++) {
+        const float *const from_x = chosen(x, i), *const from_y = chosen(y, i);
         #pragma unroll 2
         for (int k = 0; k < ROWS; k += 8) {
-            const float *const of_x = x[i] + (k + t) * PITCH_X + row + g;
-            const bool own = k + t < left, other = k + t + 4 < left;
-            const Terms a[4] = {Terms(own ? of_x[0] : 0), Terms(own ? of_x[8] : 0),
-                Terms(other ? of_x[4 * PITCH_X] : 0), Terms(other ? of_x[4 * PITCH_X + 8] : 0)};
+            const float *const of_x = from_x + (k + t) * PITCH_X + row + g;
+            const Terms a[4] = {Terms(of_x[0]), Terms(of_x[8]), Terms(of_x[4 * PITCH_X]), Terms(of_x[4 * PITCH_X + 8])};
             #pragma unroll
             for (int j = 0; j < TILES; j++) {
-                const float *const of_y = y[i] + (k + t) * PITCH_Y + column + 8 * j + g;
+                const float *const of_y = from_y + (k + t) * PITCH_Y + column + 8 * j + g;
                 const Terms b[2] = {Terms(of_y[0]), Terms(of_y[4 * PITCH_Y])};
                 add_product(sums[j], a, b);
             }
         }
-    #pragma unroll
-    for (int j = 0; j < TILES; j++)
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int m = row + g + i / 2 * 8, n = column + 8 * j + 2 * t + i % 2;
-            if (m < M && n < N) total[m * N + n] = before[j][i] + sums[j][i];
-        }
+    }
+    sum.add(sums);
 }
 
-// The sum of a column over `left` rows.
-template <int PITCH> __device__ __forceinline__ float column_sum(const float *x, int left) {
+// The elements of a lane of a 16 x 8 tile are two of its row g, then two of row g + 8. Brings the second two to the place of the
+// first, so that one loop computes both: this takes half the code, and fewer registers.
+__device__ __forceinline__ void advance(float (&x)[4]) {
+    x[0] = x[2];
+    x[1] = x[3];
+}
+
+// The sum of a column over ROWS rows.
+template <int ROWS, int PITCH> __device__ __forceinline__ float column_sum(const float *x) {
     float sums[4] = {};
-    int row = 0;
-    for (; row + 4 <= left; row += 4)
+    #pragma unroll 4
+    for (int row = 0; row < ROWS; row += 4)
         #pragma unroll
         for (int i = 0; i < 4; i++) sums[i] += x[(row + i) * PITCH];
-    for (; row < left; row++) sums[0] += x[row * PITCH];
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Zeros in the rows from `left` on, which are not in sums.
+template <int ROWS, int PITCH> __device__ __forceinline__ void clear_rows(float *x, int left) {
+    #pragma unroll 1
+    for (int i = left * PITCH + threadIdx.x; i < ROWS * PITCH; i += blockDim.x) x[i] = 0;
 }
 
 // Copies a weight of D0 x D1 to shared memory. Rows and columns up to the next multiples of 8 are zeros.

@@ -1,6 +1,7 @@
 // Strided copies: transpose, flip, slice, concatenate, pad. A copy has AXES axes, outermost first. Each axis has a length, and a
 // stride in source and target.
 #include "common/common.cuh"
+#include "index/copy_tile.cuh"
 
 #ifndef AXES
 #define AXES 1
@@ -146,12 +147,11 @@ KERNEL pad(const T *x, T *y, PAD_NUMBERS, Number value) {
         pad_vectors<int64_t>(x, y, axes, (T)value);
 }
 
-// The last axis is contiguous in the target, the one before it in the source. A block loads a tile of ROWS x COLUMNS along one
-// axis and stores it along the other, so that both accesses are coalesced. An extra row avoids bank conflicts.
+// The last axis is contiguous in the target, the one before it in the source. A block copies a tile of ROWS x COLUMNS.
 #define THREADS 256
 KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     wait_for_inputs();
-    __shared__ T tile[COLUMNS][ROWS + 1];
+    __shared__ CopyTile<T, ROWS, COLUMNS> tile;
     // A grid has fewer than 2^31 blocks, so 32 bits are enough for their indices.
     const uint32_t across = (n5 + COLUMNS - 1) / COLUMNS, down = (n4 + ROWS - 1) / ROWS;
     uint32_t block = blockIdx.x;
@@ -159,19 +159,10 @@ KERNEL __launch_bounds__(THREADS) copy_tiles(const T *x, T *y, NUMBERS) {
     block /= across * down;
     const uint32_t m1 = n1, m2 = n2, m3 = n3;
     const int64_t i3 = block % m3, i2 = block / m3 % m2, i1 = block / m3 / m2 % m1, i0 = block / m3 / m2 / m1;
-    const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3;
-    T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3;
-    #pragma unroll 16
-    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        const int r = i % ROWS, c = i / ROWS;
-        if (row + r < n4 && column + c < n5) tile[c][r] = from[(row + r) * s4 + (column + c) * s5];
-    }
-    __syncthreads();
-    #pragma unroll 16
-    for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS) {
-        const int r = i / COLUMNS, c = i % COLUMNS;
-        if (row + r < n4 && column + c < n5) to[(row + r) * t4 + (column + c) * t5] = tile[c][r];
-    }
+    const T *from = x + source + i0 * s0 + i1 * s1 + i2 * s2 + i3 * s3 + row * s4 + column * s5;
+    T *to = y + target + i0 * t0 + i1 * t1 + i2 * t2 + i3 * t3 + row * t4 + column * t5;
+    const uint32_t rows = n4 - row < ROWS ? n4 - row : ROWS, columns = n5 - column < COLUMNS ? n5 - column : COLUMNS;
+    tile.copy<THREADS>(from, to, rows, columns, s4, s5, t4, t5);
 }
 
 #ifdef PARTS // a macro of `join` alone

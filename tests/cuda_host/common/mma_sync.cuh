@@ -10,11 +10,11 @@ template <Half FORMAT> static uint32_t pack_pair(float low, float high) {
 
 static unsigned shared_address(const void *at) { return (unsigned)__cvta_generic_to_shared(at); }
 
-template <bool TRANSPOSED> static void load_matrices(uint32_t (&words)[4], unsigned address) {
+template <bool TRANSPOSED, int COUNT> static void load_matrices(uint32_t (&words)[COUNT], unsigned address) {
     const int warp = current / 32, g = threadIdx.x % 32 / 4, c = threadIdx.x % 4;
     exchanged[warp][threadIdx.x % 32][0] = address;
     __syncwarp();
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < COUNT; i++) {
         uint16_t pair[2];
         for (int h = 0; h < 2; h++) {
             const int row = TRANSPOSED ? 2 * c + h : g, column = TRANSPOSED ? g : 2 * c + h;

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import accumulate, groupby
 
 from adtrain.backends.cuda.codegen.part import Kernel, Part, indented, kernel, part_names
-from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, Layout, layout_of
+from adtrain.backends.cuda.codegen.row_chain_layout import STRIP, TERMS, Layout, layout_of
 from adtrain.backends.cuda.codegen.row_chain_plan import (
     BEFORE,
     MAX_INLINE,
@@ -84,7 +84,7 @@ def _in_loops(steps: Sequence[Sequence[str]]) -> tuple[str, list[str]]:
 def _selected(places: Sequence[str]) -> str:
     """The pointer to the place in shared memory of a copy of a sum."""
     *others, last = places
-    return "shared + (" + "".join(f"copy == {i} ? {place} : " for i, place in enumerate(others)) + last + ")"
+    return "values + (" + "".join(f"copy == {i} ? {place} : " for i, place in enumerate(others)) + last + ")"
 
 
 class _Writer:
@@ -111,6 +111,7 @@ class _Writer:
         lines = [
             f"constexpr int ROWS = {layout.rows};",
             "float *const shared = (float *)shared_bytes;",
+            f"float *const values = shared + {layout.shared.floats};",
             "const int t = threadIdx.x, warp = t / WARP, g = t % WARP / 4, c = t % 4;",
             *self._shared_arguments(),
             *self._scratch(),
@@ -123,18 +124,21 @@ class _Writer:
             "}",
         ]
         scratch = 4 * (layout.partial + layout.kept) * layout.blocks
-        headers = ("common/common.cuh", "gemm/row_chain.cuh")
+        headers = ("common/common.cuh", f"gemm/row_chain{'_terms' if layout.way is TERMS else ''}.cuh")
         outputs = tuple(v for v, x in self.names.items() if x.startswith("y"))
         return Part(lines, self.own.inputs, outputs, headers, tables, layout.blocks, 4 * layout.floats, scratch)
 
     def _shared_arguments(self) -> list[str]:
         """Statements that load the arguments which all rows share: numbers to registers, others to shared memory."""
         lines = [f"const {c_type(v.type.dtype)} {text} = *{self.names[v]};" for v, text in self.scalars.items()]
-        for v, at in self.layout.weights.items():
+        for v, at in self.layout.shared.weights.items():
             rows, columns = v.type.shape
             kind = f"rows::load_weight<{rows}, {columns}, {weight_pitch(columns)}>"
             lines.append(f"{kind}(shared + {at}, {self.names[v]});")
-        for v, at in self.layout.vectors.items():
+        for v, at in self.layout.shared.split_weights.items():
+            rows, columns = v.type.shape
+            lines.append(f"row_terms::load_weight<{rows}, {columns}>(shared + {at}, {self.names[v]});")
+        for v, at in self.layout.shared.vectors.items():
             lines.append(f"for (int i = t; i < {v.size}; i += THREADS) shared[{at} + i] = {self.names[v]}[i];")
         return lines
 
@@ -143,8 +147,10 @@ class _Writer:
         lines = []
         for v, (place, *_) in self.plan.places.items():
             if place.begin < 0:
-                load = f"rows::load_rows<ROWS, {width(v)}, {pitch(width(v))}>"
-                lines.append(f"{load}(shared + {place.at}, {self.names[v]} + first * {width(v)}, left);")
+                kind = f"ROWS, {width(v)}"
+                floats = f"rows::load_rows<{kind}, {pitch(width(v))}>"
+                load = f"row_terms::load_rows<{kind}>" if self.layout.in_terms(v) else floats
+                lines.append(f"{load}(values + {place.at}, {self.names[v]} + first * {width(v)}, left);")
         return lines
 
     def _scratch(self) -> list[str]:
@@ -170,9 +176,11 @@ class _Writer:
                 continue
             to = f"sums + {_at(self.layout.offsets[total])}"
             begin = "begin" if step == min(at for at, _, _ in total.terms) else "false"
-            if terms[0][1] is None:  # sums of columns have the last warps, which have less other work
+            if self.layout.by_ones(total):
+                lines += self._products(total, to, [("0", x) for x, _ in terms], begin)
+            elif terms[0][1] is None:  # sums of columns have the last warps, which have less other work
                 n = total.size
-                columns = [f"rows::column_sum<{pitch(n)}>(shared + {x} + column, left)" for x, _ in terms]
+                columns = [f"rows::column_sum<ROWS, {pitch(n)}>(values + {x} + column)" for x, _ in terms]
                 known = f"({begin} ? 0 : *({to} + column))"
                 column = f"(THREADS - 1 - t + {-thread % self.layout.threads}) % THREADS"
                 lines += [
@@ -182,7 +190,18 @@ class _Writer:
                 thread += WARP * -(-n // WARP)
             else:
                 lines += self._products(total, to, [(x, str(y)) for x, y in terms], begin)
-        return lines
+        return [*self._clear(step), *lines] if lines else []
+
+    def _clear(self, step: int) -> list[str]:
+        """Statements that clear the rows after the last one in the values whose sums are added in a step."""
+        terms = [own for total in self.plan.sums for at, *own in total.terms if at == step]
+        lines = []
+        for v in dict.fromkeys(v for own in terms for v in own if v is not None):
+            kind = f"row_terms::clear_rows<ROWS, {padded(width(v))}>"
+            if not self.layout.in_terms(v):
+                kind = f"rows::clear_rows<ROWS, {pitch(width(v))}>"
+            lines.append(f"{kind}(values + {self.place(v, step - BEFORE)}, left);")
+        return ["if (left < ROWS) {", *indented([*lines, "__syncthreads();"]), "}"]
 
     def _products(self, total: RowSum, to: str, pairs: Sequence[tuple[str, str]], begin: str) -> list[str]:
         """Statements that add products of values in shared memory to a sum."""
@@ -190,13 +209,16 @@ class _Writer:
         (m, n), items, copies = total.shape, strips * groups, self.layout.copies(total)
         count = len(pairs) // copies
         x, y = ([_selected([pair[i] for pair in pairs[k::count]]) for k in range(count)] for i in (0, 1))
-        kind = f"{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}"
+        kind = f"rows::add_products<{count}, ROWS, {pitch(m)}, {pitch(n)}, {tiles}, {m}, {n}>"
+        if self.layout.way is TERMS:
+            ones = str(total.terms[0][2] is None).lower()
+            kind = f"row_terms::add_products<{count}, ROWS, {tiles}, {m}, {n}, {ones}>"
         return [
             f"for (int item = warp; item < {copies * items}; item += {self.layout.warps}) {{",
             f"    const int copy = item / {items}, row = item % {items} / {groups} * {STRIP};",
             f"    const int column = item % {groups} * {8 * tiles};",
             f"    const float *const x[{count}] = {{{', '.join(x)}}}, *const y[{count}] = {{{', '.join(y)}}};",
-            f"    rows::add_products<{kind}>({to} + copy * {m * n}, x, y, row, column, left, {begin});",
+            f"    {kind}({to} + copy * {m * n}, x, y, row, column, {begin});",
             "}",
         ]
 
@@ -247,23 +269,28 @@ class _Block:
         writer, n = self.writer, self.columns
         strips = writer.layout.rows // STRIP
         tiles, groups = writer.layout.division(n)
-        stores, held = list[str](), list[str]()
+        stores, held, factors = list[str](), list[str](), list[str]()
         for v in targets:
             value = self.at(v, self.own)
             for place in self.plan.places.get(v, ()):
                 if place.begin == self.step:
                     inside = value if n % 8 == 0 else f"column < {n} ? {value} : 0"
+                    if writer.layout.in_terms(v):
+                        kind = f"row_terms::store<ROWS, {padded(n)}>(values + {_at(place.at)}"
+                        stores.append(f"factor{len(factors)}[k] = {inside};")
+                        factors.append(f"{kind}, row, first_column, factor{len(factors)}[0], factor{len(factors)}[1]);")
+                        continue
                     test = "" if n > MAX_INLINE else f"if (column < {n}) "
-                    stores.append(f"{test}shared[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
+                    stores.append(f"{test}values[{_at(place.at)} + row * {pitch(n)} + column] = {inside};")
             if v in self.plan.kept and self.plan.level[v] == self.step:
-                stores.append(f"later{len(held)}.lane[k] = {value};")
+                stores.append(f"later{len(held)}.lane[2 + k] = {value};")
                 held.append(f"store(kept + {_at(self.plan.kept[v].at)}, place, later{len(held)});")
             pointer = writer.result(v)
             if pointer is not None and self.plan.level[v] == self.step:
                 test = "row < left" if n % 8 == 0 else f"row < left && column < {n}"
                 stores.append(f"if ({test}) {pointer}[(first + row) * {n} + column] = {value};")
         elements = [
-            "const int row = strip + g + k / 2 * 8, column = tile + 8 * j + 2 * c + k % 2;",
+            "const int column = first_column + k;",
             f"const int in = {'column' if n % 8 == 0 else f'min(column, {n - 1})'}; (void)in;",
             *self.code,
             *stores,
@@ -280,10 +307,20 @@ class _Block:
             *self._multiply(tiles),
             "#pragma unroll",
             f"for (int j = 0; j < {tiles}; j++) {{",
+            "    const int first_column = tile + 8 * j + 2 * c;",
             *(f"    Vector<float, 4> later{i};" for i in range(len(held))),
-            "    #pragma unroll",
-            "    for (int k = 0; k < 4; k++) {",
-            *(f"        {line}" for line in elements),
+            "    #pragma unroll 1",
+            "    for (int half = 0; half < 2; half++) {",
+            "        const int row = strip + g + half * 8;",
+            *(f"        float factor{i}[2];" for i in range(len(factors))),
+            *(f"        rows::advance(later{i}.lane);" for i in range(len(held))),
+            "        #pragma unroll",
+            "        for (int k = 0; k < 2; k++) {",
+            *(f"            {line}" for line in elements),
+            "        }",
+            *(f"        {line}" for line in factors),
+            *(f"        for (auto &x : {self._name(*of)}) rows::advance(x[j]);" for of in self.products),
+            *(f"        rows::advance(earlier{i}[j].lane);" for i in range(len(self.earlier))),
             "    }",
             *([f"    const int place = {from_j};"] if held else []),
             *(f"    {line}" for line in held),
@@ -298,14 +335,22 @@ class _Block:
         for (weight, transposed), equations in self.products.items():
             name, count, k = self._name(weight, transposed), len(equations), width(equations[0].inputs[0])
             places = [self.writer.place(e.inputs[0], self.step) for e in equations]
-            factors = [f"shared + {at} + strip * {pitch(k)}" for at in places]
-            at, n = _at(self.writer.layout.weights[weight]), weight.type.shape[1]
-            kind = f"{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {str(transposed).lower()}, {tiles}"
+            n, way = weight.type.shape[1], str(transposed).lower()
+            if self.writer.layout.way is TERMS:
+                factors, at = [f"values + {at}" for at in places], _at(self.writer.layout.shared.split_weights[weight])
+                of_columns = padded(n if not transposed else weight.type.shape[0])
+                kind = f"row_terms::multiply<{count}, ROWS, {padded(k)}, {of_columns}, {way}, {tiles}>"
+                arguments = f"{name}, factors, strip, shared + {at}, tile"
+            else:
+                factors = [f"values + {at} + strip * {pitch(k)}" for at in places]
+                at = _at(self.writer.layout.shared.weights[weight])
+                kind = f"rows::multiply<{count}, {padded(k)}, {pitch(k)}, {weight_pitch(n)}, {way}, {tiles}>"
+                arguments = f"{name}, factors, shared + {at}, tile"
             lines += [
-                f"float {name}[{count}][{tiles}][4] = {{}};",
+                f"float {name}[{count}][{tiles}][4];",
                 "{",
                 f"    const float *const factors[{count}] = {{{', '.join(factors)}}};",
-                f"    rows::multiply<{kind}>({name}, factors, shared + {at}, tile);",
+                f"    {kind}({arguments});",
                 "}",
             ]
         return lines
@@ -335,15 +380,18 @@ class _Block:
         """The element of an argument that all rows share."""
         if v in self.writer.scalars:
             return self.writer.scalars[v]
-        if v in self.writer.layout.vectors:
-            return f"shared[{_at(self.writer.layout.vectors[v])} + {column}]"
+        if v in self.writer.layout.shared.vectors:
+            return f"shared[{_at(self.writer.layout.shared.vectors[v])} + {column}]"
         return f"{self.writer.names[v]}[{column}]"
 
     def _computed(self, v: Variable, column: str) -> str:
         plan = self.plan
         place = plan.place(v, self.step)
+        if place is not None and self.writer.layout.in_terms(v):
+            kind = f"row_terms::element<ROWS, {padded(width(v))}>"
+            return self._named(v, f"{kind}(values + {_at(place.at)}, row, {column})")
         if place is not None:
-            return self._named(v, f"shared[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
+            return self._named(v, f"values[{_at(place.at)} + row * {pitch(width(v))} + {column}]")
         if v in plan.kept and plan.level[v] < self.step and width(v) == self.columns and column == self.own:
             number = list(self.earlier).index(v) if v in self.earlier else len(self.earlier)
             self.earlier[v] = _at(plan.kept[v].at)
@@ -371,7 +419,7 @@ class _Block:
 
     def _inline_product(self, e: Equation, column: str) -> str:
         a, b = e.inputs
-        at, length = _at(self.writer.layout.weights[b]), weight_pitch(b.type.shape[1])
+        at, length = _at(self.writer.layout.shared.weights[b]), weight_pitch(b.type.shape[1])
         text = ""
         for k in range(width(a)):
             place = f"{column} * {length} + {k}" if e.params["transpose_b"] else f"{k * length} + {column}"

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product as cartesian
+from typing import NamedTuple
 
 from adtrain.backends.cuda.codegen.part import DRIVER_SHARED
-from adtrain.backends.cuda.codegen.row_chain_plan import Plan, RowSum, arrange, padded, pitch, weight_pitch, width
+from adtrain.backends.cuda.codegen.row_chain_plan import (
+    Place,
+    Plan,
+    RowSum,
+    arrange,
+    padded,
+    pitch,
+    weight_pitch,
+    width,
+)
 from adtrain.core.kernel import WARP, Target
 from adtrain.core.program import Variable
 
@@ -20,10 +32,54 @@ MAX_WARPS = 16
 """Maximum warps of a multiprocessor. A thread then has 128 registers."""
 REGISTERS, MAX_REGISTERS = 1 << 16, 255
 """Registers of a multiprocessor, and the most of a thread."""
-ACCUMULATORS, OTHER_REGISTERS = 4, 80
-"""Registers of a thread for a product of 16 x 8 elements, and for all else."""
+OTHER_REGISTERS = 80
+"""Registers of a thread for all but its products."""
 MARGIN = 16
 """Floats after the values of a tile, which a product of fewer than 16 columns reads."""
+
+
+class Way(NamedTuple):
+    """How factors of products are stored in shared memory and multiplied.
+
+    Attributes:
+        name: for messages.
+        registers: of a thread for a product of 16 x 8 elements.
+        depth: rows of B that an instruction of tensor cores multiplies.
+        product: estimated instructions of a warp for a product of 16 x 8 by `depth` x 8 elements.
+        alone: estimated cycles of an instruction where a warp waits for its own results.
+    """
+
+    name: str
+    registers: int
+    depth: int
+    product: int
+    alone: float
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FLOATS = Way("floats", 4, 8, 7, 6.6)
+"""As floats. Each warp splits what it reads into terms in tf32; see `kernels/cuda/gemm/row_chain.cuh`."""
+TERMS = Way("terms", 12, 16, 20, 3.0)
+"""As three terms in bfloat16, each number split once, in 6 bytes; see `kernels/cuda/gemm/row_chain_terms.cuh`."""
+WAYS = (FLOATS, TERMS)
+
+
+class Shared(NamedTuple):
+    """Where the arguments that all rows share begin in shared memory, in floats.
+
+    Attributes:
+        weights: as floats.
+        split_weights: weights as terms.
+        vectors: other arguments.
+        floats: of all.
+    """
+
+    weights: dict[Variable, int]
+    split_weights: dict[Variable, int]
+    vectors: dict[Variable, int]
+    floats: int
 
 
 @dataclass(frozen=True)
@@ -31,23 +87,24 @@ class Layout:
     """How a block divides the work.
 
     Attributes:
+        way: how factors of products are stored and multiplied.
         rows: of a tile.
         warps: of a block.
         resident: the blocks of a multiprocessor.
         blocks: of the grid.
-        weights, vectors: where weights, and other arguments that all rows share, begin in shared memory, in floats.
-        floats: of shared memory.
+        shared: the arguments that all rows share. The values of a tile follow in shared memory.
+        values: floats of the values of a tile in shared memory.
         kept: floats of the values of a tile in scratch memory.
     """
 
     plan: Plan
+    way: Way
     rows: int
     warps: int
     resident: int
     blocks: int
-    weights: dict[Variable, int]
-    vectors: dict[Variable, int]
-    floats: int
+    shared: Shared
+    values: int
     kept: int
 
     @cached_property
@@ -56,13 +113,26 @@ class Layout:
         found, at = {}, 0
         for total in self.plan.sums:
             found[total] = at
-            at += total.size * self.copies(total)
+            at += self._floats(total)
         return found
 
-    @property
+    @cached_property
     def partial(self) -> int:
         """The floats of the partial sums of a block."""
-        return -(-sum(total.size * self.copies(total) for total in self.plan.sums) // 4) * 4
+        return sum(map(self._floats, self.plan.sums))
+
+    def _floats(self, total: RowSum) -> int:
+        """The floats of a partial sum with its copies. The next one begins at a multiple of 16 bytes."""
+        return -(-total.size * self.copies(total) // 4) * 4
+
+    def in_terms(self, v: Variable) -> bool:
+        """Whether a value by row is stored as terms."""
+        return self.way is TERMS and v in self.plan.factors
+
+    def by_ones(self, total: RowSum) -> bool:
+        """Whether tensor cores multiply ones by the rows of a sum of columns, which are terms."""
+        _, x, y = total.terms[0]
+        return y is None and self.in_terms(x)
 
     def copies(self, total: RowSum) -> int:
         """How many groups of warps divide the products that are added in a step, each for a partial sum of its own."""
@@ -73,15 +143,20 @@ class Layout:
         return max(n for n in range(1, pairs + 1) if pairs % n == 0 and (n == 1 or n * strips * groups <= self.warps))
 
     @property
+    def floats(self) -> int:
+        """The floats of shared memory."""
+        return self.shared.floats + self.values
+
+    @property
     def threads(self) -> int:
         return self.warps * WARP
 
     @cached_property
     def most(self) -> int:
-        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
+        """The most tiles of 8 columns of a warp; 0 if a thread has too few registers for its products."""
         products = max(map(len, self.plan.products.values()), default=1)
         registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
-        return max(1, (registers - OTHER_REGISTERS) // (ACCUMULATORS * products))
+        return (registers - OTHER_REGISTERS) // (self.way.registers * products)
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
         """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
@@ -105,62 +180,95 @@ class Layout:
     def cycles(self) -> float:
         """An estimate of the time of all tiles."""
         tiles = -(-self.plan.count // self.rows)
-        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
+        return -(-tiles // self.blocks) * sum(STEP + max(times) for times in self._times)
 
-    def _cycles(self, step: int) -> float:
-        """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
+    @cached_property
+    def alone(self) -> float:
+        """The cycles of a tile if the warp with the most work of each step ran alone."""
+        return sum(alone for alone, _ in self._times)
+
+    @cached_property
+    def _times(self) -> list[tuple[float, float]]:
+        return [self._time(step) for step in range(self.plan.steps + 1)]
+
+    def _time(self, step: int) -> tuple[float, float]:
+        """The estimated cycles of a step for a warp, and for all warps of a multiprocessor; the longer time counts."""
+        _, _, depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
             tiles, groups = self.division(columns)
             products = [e for e in self.plan.products.get(step, ()) if width(e.outputs[0]) == columns]
-            k = max((padded(width(e.inputs[0])) // 8 for e in products), default=0)
-            own = k * (len(products) * (FACTOR + PRODUCT * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
+            k = max((-(-width(e.inputs[0]) // depth) for e in products), default=0)
+            own = k * (len(products) * (FACTOR + product * tiles) + FACTOR * tiles) + ELEMENTS * tiles * len(targets)
             tasks.append((self.rows // STRIP * groups, own))
         for total in self.plan.sums:
             pairs = sum(at == step and y is not None for at, _, y in total.terms)
             if pairs:
                 strips, tiles, groups = self.divided(total)
                 copies = self.copies(total)
-                own = pairs // copies * self.rows // 8 * (2 * FACTOR + (FACTOR + PRODUCT) * tiles)
+                own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
-        alone = sum(-(-items // self.warps) * own for items, own in tasks) * ALONE
-        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
+        alone *= sum(-(-items // self.warps) * own for items, own in tasks)
+        return alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER
 
 
-FACTOR, PRODUCT, ELEMENTS = 14, 7, 60
-"""Instructions of a warp: to load and split a factor; for a product of 16 x 8 by 8 x 8 elements; for the elementwise
-equations of a target on 16 x 8 elements."""
-STEP, ALONE, TOGETHER = 1300, 6.6, 0.4
-"""Cycles: of a step in addition; of an instruction where a warp waits for its own results; of an instruction where the
-warps of a multiprocessor have more than its schedulers can begin. They fit the times of two networks on an H200, within
-a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units on 65,536."""
+FACTOR, ELEMENTS = 14, 60
+"""Instructions of a warp: to load a factor, and split it if it is floats; for the elementwise equations of a target on
+16 x 8 elements."""
+STEP, TOGETHER = 1300, 0.4
+"""Cycles: of a step in addition; of an instruction where the warps of a multiprocessor have more than its schedulers
+can begin. They fit the times of two networks on an H200, within a tenth: 8 x 20 units on 10,000 rows, and 4 x 64 units
+on 65,536."""
 
 
 def layout_of(plan: Plan, target: Target) -> Layout | None:
     """The layout with the shortest estimated time, whose places are given to the plan; None if none fits on chip."""
     places = [x for own in plan.places.values() for x in own]
-    weights, vectors, at = dict[Variable, int](), dict[Variable, int](), 0
-    for v in plan.weights:
-        weights[v] = at
-        at += padded(v.type.shape[0]) * weight_pitch(v.type.shape[1])
-    for v in plan.vectors:
-        vectors[v] = at
-        at += -(-v.size // 4) * 4
     found: list[Layout] = []
-    for rows in ROWS:
+    for way, rows in cartesian(WAYS, ROWS):
+        shared = _arrange_shared(plan, way)
         kept = arrange(plan.kept.values(), {x: rows * padded(width(x.value)) for x in plan.kept.values()})
-        floats = at + arrange(places, {x: rows * pitch(width(x.value)) for x in places}) + MARGIN
-        fit = (target.shared + DRIVER_SHARED) // (4 * floats + DRIVER_SHARED)
+        values = arrange(places, _sizes(plan, places, way, rows)) + MARGIN
+        fit = (target.shared + DRIVER_SHARED) // (4 * (shared.floats + values) + DRIVER_SHARED)
         for warps in WARPS:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
-                found.append(Layout(plan, rows, warps, resident, blocks, weights, vectors, floats, kept))
+                found.append(Layout(plan, way, rows, warps, resident, blocks, shared, values, kept))
+    found = [layout for layout in found if layout.most > 0]
     if not found:
         return None
-    best = min(found, key=lambda layout: layout.cycles)
-    arrange(places, {x: best.rows * pitch(width(x.value)) for x in places})
+    best = min(found, key=lambda layout: (layout.cycles, layout.alone))
+    arrange(places, _sizes(plan, places, best.way, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
-    for x in places:
-        x.at += at
     return best
+
+
+def _arrange_shared(plan: Plan, way: Way) -> Shared:
+    weights, split_weights, vectors, at = dict[Variable, int](), dict[Variable, int](), dict[Variable, int](), 0
+    for v in plan.weights:
+        k, n = v.type.shape
+        if way is FLOATS or v in plan.inline_weights:
+            weights[v] = at
+            at += padded(k) * weight_pitch(n)
+        if way is TERMS and v in plan.tensor_weights:
+            split_weights[v] = at
+            at += term_floats(padded(k) * padded(n))
+    for v in plan.vectors:
+        vectors[v] = at
+        at += -(-v.size // 4) * 4
+    return Shared(weights, split_weights, vectors, at)
+
+
+def _sizes(plan: Plan, places: Collection[Place], way: Way, rows: int) -> dict[Place, int]:
+    """The floats of each place in shared memory."""
+
+    def of_row(v: Variable) -> int:
+        return term_floats(padded(width(v))) if way is TERMS and v in plan.factors else pitch(width(v))
+
+    return {x: rows * of_row(x.value) for x in places}
+
+
+def term_floats(n: int) -> int:
+    """The floats in whose memory `n` numbers fit as three bfloat16 terms."""
+    return 3 * n // 2

@@ -218,6 +218,24 @@ class Plan:
         return tuple(dict.fromkeys(e.inputs[1] for e in products))
 
     @cached_property
+    def factors(self) -> Collection[Variable]:
+        """The values by row of more than MAX_INLINE columns that are factors of products, or summed over the rows."""
+        of_products = [e.inputs[0] for own in self.products.values() for e in own]
+        of_sums = [v for total in self.sums for _, *own in total.terms for v in own if v is not None]
+        return {v for v in (*of_products, *of_sums) if width(v) > MAX_INLINE}
+
+    @cached_property
+    def tensor_weights(self) -> Collection[Variable]:
+        """The weights that tensor cores multiply."""
+        return {e.inputs[1] for own in self.products.values() for e in own}
+
+    @cached_property
+    def inline_weights(self) -> Collection[Variable]:
+        """The weights whose products are computed element by element."""
+        products = (e for e in self.body.equations if e.has(Trait.MATMUL) and e.outputs[0] in self.level)
+        return {e.inputs[1] for e in products if not self.is_product(e)}
+
+    @cached_property
     def scalars(self) -> Sequence[Variable]:
         """The other arguments that all rows share, of one element."""
         return tuple(v for v in self._shared if v.size == 1)

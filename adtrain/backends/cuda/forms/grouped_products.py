@@ -49,7 +49,7 @@ from adtrain.lowering.cuda.gemm.bf16x3 import (
     Bf16x3Tile,
 )
 from adtrain.lowering.cuda.gemm.bf16x3 import THREADS as GEMM_THREADS
-from adtrain.lowering.cuda.gemm.bfloat16 import MATRIX_TILES, TILES, Bfloat16Product, bfloat16_gemm, fastest_splits
+from adtrain.lowering.cuda.gemm.bfloat16 import TILES, Bfloat16Product, product_kernels
 from adtrain.lowering.cuda.gemm.cost_model import BF16X3_EVEN_WIDTHS, bf16x3_stage_cycles
 from adtrain.passes.fusion import Fusion, with_shared_views
 from adtrain.passes.groups import Groups
@@ -307,7 +307,9 @@ class GroupedBfloat16Fusion(Fusion):
                     continue
                 key = tuple(matmul_of(e).outputs[0].type.shape for e in members)
                 if key not in known:
-                    known[key] = fastest_splits(_product(members, self.target), MATRIX_TILES)[0].cycles
+                    cycles = product_kernels(_product(members, self.target))[0].cycles
+                    assert cycles is not None
+                    known[key] = cycles
                 before, groups = best[first]
                 found.append((before + known[key], [*groups, run[first:end]]))
             best.append(min(found, key=lambda x: x[0]))
@@ -324,8 +326,7 @@ def _product(equations: Sequence[Equation], target: Target) -> Bfloat16Product:
 
 
 def _candidates(equation: Equation, target: Target) -> Sequence[CudaKernel]:
-    products = _product(body_of(equation).equations, target)
-    return [bfloat16_gemm(x) for x in fastest_splits(products, MATRIX_TILES)]
+    return product_kernels(_product(body_of(equation).equations, target))
 
 
 def _epilogues(equation: Equation) -> Epilogue:

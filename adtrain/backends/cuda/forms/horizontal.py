@@ -26,7 +26,8 @@ from adtrain.codegen.elementwise import c_type
 from adtrain.core.kernel import Target
 from adtrain.core.primitive import Trait
 from adtrain.core.program import HORIZONTAL, PRODUCT, Equation, Program, Variable, fuse
-from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, member_gemms
+from adtrain.lowering.cuda.gemm import BlockGemm, block_gemms, has_short_k, member_gemms
+from adtrain.lowering.cuda.indexing import Tiles, transposed_tiles
 from adtrain.passes.fusion import Fusion, is_loops
 from adtrain.passes.groups import Groups
 
@@ -161,11 +162,21 @@ def blocks_in_launch(equation: Equation) -> int | None:
         return -(-e.outputs[0].size // ELEMENTS)
     if is_product(e):
         batch, m, n, k = product_lengths(e)
-        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS
+        small = k <= MAX_K and 2 * batch * m * n * k <= MAX_FLOPS and not has_short_k((batch, m, n, k))
         return batch * -(-m // TILE) * -(-n // TILE) if small else None
     if e.form == COLUMN_SUM:
         return column_blocks(e) if shares_launch(e) else None
-    return 1 if e.form == ONE_BLOCK or is_small(e) else None
+    if e.form == ONE_BLOCK or is_small(e):
+        return 1
+    tiles = _tiles(e)
+    return tiles.blocks if tiles else None
+
+
+def _tiles(equation: Equation) -> Tiles | None:
+    """The tiles of a transpose that is not small; None for other equations."""
+    if equation.primitive.name != "transpose" or is_small(equation) or equation.form:
+        return None
+    return transposed_tiles(equation.inputs[0].type, equation.params["axes"])
 
 
 def join_one_blocks(program: Program) -> Program:
@@ -240,12 +251,15 @@ def horizontal(members: Sequence[Equation], target: Target) -> Kernel:
     """One kernel for independent members. The blocks of the members that take longest come first."""
     products = _same_threads({e: inline_products(e, target) for e in members if is_product(e)})
     threads = max((product.threads for product in products.values()), default=THREADS)
+    transposes = {e: tiles for e in members if (tiles := _tiles(e))}
+    others = {*products, *transposes, *(e for e in members if is_loops(e) or e.form == COLUMN_SUM)}
     longest_first = sorted(products, key=lambda e: product_lengths(e)[-1], reverse=True)
     parts = [
-        *(one_block(e, threads) for e in members if e not in products and not is_loops(e) and e.form != COLUMN_SUM),
+        *(one_block(e, threads) for e in members if e not in others),
         *_products({e: products[e] for e in longest_first}, threads, target),
         *(column_sum(e, threads) for e in members if e.form == COLUMN_SUM),
         *(loops(e).part(threads, target) for e in members if is_loops(e)),
+        *(_transpose(e, tiles) for e, tiles in transposes.items()),
     ]
     parts = [part for group in groups_of(parts) for part in group]
     element = c_type(next(iter(products)).inputs[0].type.dtype) if products else ""
@@ -309,6 +323,29 @@ def _product(equation: Equation, product: BlockGemm, name: str, threads: int, ta
         blocks=product.blocks[0],
         shared=shared,
         lengths=(m, n) if product.small else (),
+    )
+
+
+def _transpose(equation: Equation, tiles: Tiles) -> Part:
+    """The part for a transpose through tiles."""
+    (x,) = equation.inputs
+    lines = [
+        f"constexpr int R = {tiles.rows}, C = {tiles.columns};",
+        "const int across = (n2 + C - 1) / C, down = (n1 + R - 1) / R, outer = block / across / down; (void)n0;",
+        "const int row = block / across % down * R, column = block % across * C;",
+        f"((CopyTile<{c_type(x.type.dtype)}, R, C> *)shared_bytes)->copy<THREADS>(",
+        "    x0 + outer * n3 + row * n4 + column * n5, y0 + outer * n6 + row * n7 + column * n8,",
+        "    min(n1 - row, R), min(n2 - column, C), n4, n5, n7, n8);",
+    ]
+    return Part(
+        lines,
+        equation.inputs,
+        equation.outputs,
+        ("index/copy_tile.cuh",),
+        "extern __shared__ __align__(16) unsigned char shared_bytes[];",
+        blocks=tiles.blocks,
+        shared=tiles.columns * (tiles.rows + 1) * x.type.dtype.itemsize,
+        lengths=tuple(axis[k] for k in range(3) for axis in tiles.axes),
     )
 
 

@@ -1,9 +1,9 @@
 """Products whose epilogue also adds the columns of its results: the sums of a batch norm, the gradient of a bias.
 
-The epilogue of a convolution or product in bfloat16 computes the addends of the sums from its results as they are
-stored, and from other arrays. Each block adds those of all its tiles, in a fixed order. A second, small launch adds the
-sums of all blocks, and computes what follows, such as the mean and variance. So no other kernel reads the results
-again for the statistics of a batch norm, or for the sums that its derivative needs.
+The epilogue of a convolution in bfloat16 or tf32, or of a product in bfloat16, computes the addends of the sums from
+its results as they are stored, and from other arrays. Each block adds those of all its tiles, in a fixed order. A
+second, small launch adds the sums of all blocks, and computes what follows, such as the mean and variance. So no other
+kernel reads the results again for the statistics of a batch norm, or for the sums that its derivative needs.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ from adtrain.passes.groups import Groups
 
 PRODUCT_SUMS = "product_sums"
 """A convolution or product with an elementwise epilogue, and sums over the rows of what the epilogue computes."""
+OF_TF32 = frozenset(("conv2d_tf32", "conv2d_input_grad_tf32"))
+"""Primitives of channels-last convolutions in tf32 whose results are images."""
 
 
 class ProductSumsFusion(Fusion):
-    """A convolution or product in bfloat16 with its epilogue, and the column sums that read its results."""
+    """A convolution or product in bfloat16, or a convolution in tf32, with its epilogue, and the column sums that read
+    its results."""
 
     form = PRODUCT_SUMS
     early = True
@@ -58,7 +61,8 @@ class ProductSumsFusion(Fusion):
         types = [total.inputs[0].type for x in (*others, e) for total in sums_of(x).totals]
         if len(types) > MAX_SUMS or len(set(types)) > 1 or not _adds_columns(e, value):
             return False
-        read = sum(v.size for v in e.inputs if v.type.shape == value.type.shape) * BITS.itemsize
+        itemsize = BITS.itemsize if _rounds(product) else value.type.dtype.itemsize
+        read = sum(v.size for v in e.inputs if v.type.shape == value.type.shape) * itemsize
         return self._cycles(product, len(types)) - self._cycles(product, 0) <= read / BYTES_PER_CYCLE
 
     def _cycles(self, product: Equation, sums: int) -> float:
@@ -73,11 +77,15 @@ class ProductSumsFusion(Fusion):
 
 
 def _is_product(e: Equation) -> bool:
-    """Whether it is a convolution whose results are bfloat16 images, or such a gradient, or a product of matrices of
-    bfloat16, with or without an epilogue."""
-    product = matmul_of(e)
-    named = product.primitive.name in IMAGES or product.primitive.name == "matmul_bfloat16"
-    return named and (product is e or e.form == PRODUCT)
+    """Whether it is a convolution or input gradient of one term, or a product of matrices of bfloat16, with or without
+    an epilogue."""
+    named = _rounds(e) or matmul_of(e).primitive.name in OF_TF32
+    return named and (matmul_of(e) is e or e.form == PRODUCT)
+
+
+def _rounds(e: Equation) -> bool:
+    """Whether its results, and the images that its epilogue reads, are bfloat16 in memory."""
+    return matmul_of(e).primitive.name in {*IMAGES, "matmul_bfloat16"}
 
 
 def _adds_columns(e: Equation, result: Variable) -> bool:

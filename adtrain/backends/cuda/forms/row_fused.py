@@ -39,6 +39,8 @@ from adtrain.core.precision import FULL
 from adtrain.core.primitive import Trait
 from adtrain.core.program import LOOPS, Equation, Program, Variable, body_of
 from adtrain.core.types import ArrayType
+from adtrain.lowering.cuda.gemm import has_short_k
+from adtrain.lowering.shapes import product_lengths
 from adtrain.passes.fusion import Fusion, by_element
 from adtrain.passes.groups import MAX_EQUATIONS, Groups
 
@@ -127,11 +129,14 @@ class RowFusedFusion(RowFusion):
     def saves(self, equations: Sequence[Equation]) -> bool:
         """Whether the group saves launches that a single thread block for all of it would not save.
 
-        Elementwise equations alone have no rows behind several axes.
+        Elementwise equations alone have no rows behind several axes. As the epilogue of a product with a short K they
+        are computed faster (`short_gemm`).
         """
         launches = [e for e in equations if not e.has(Trait.RESHAPE)]
         by_row = any(map(rows_of, equations)) or not any(e in self.behind_several for e in equations)
-        return by_row and len(launches) > 1 and not all(map(is_small, launches))
+        others = [e for e in launches if not by_element(e)]
+        only_epilogue = bool(others) and all(map(_has_short_k, others))
+        return by_row and len(launches) > 1 and not only_epilogue and not all(map(is_small, launches))
 
 
 def readers_of_rows(groups: Groups, held: Mapping[Equation, Rows]) -> Iterable[Iterable[int]]:
@@ -236,6 +241,14 @@ def _is_narrow_product(equation: Equation) -> bool:
         return False
     a, b = equation.inputs
     return len(a.type.shape) == 2 and a is not b and b.size <= MAX_WEIGHT and min(b.type.shape) <= MAX_NARROW
+
+
+def _has_short_k(e: Equation) -> bool:
+    """Whether it is a product with a short K."""
+    if not e.has(Trait.MATMUL):
+        return False
+    a, b = e.inputs
+    return has_short_k(product_lengths(a.type, b.type, e.params["transpose_a"], e.params["transpose_b"]))
 
 
 def _by_row_only(groups: Groups, found: list[Items | None], a: int, b: int) -> bool:

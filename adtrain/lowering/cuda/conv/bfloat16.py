@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from adtrain.core.kernel import HOPPER, CudaKernel, Im2col, Target, TensorMap, memory_layout
 from adtrain.core.precision import FLOAT32 as UNROUNDED
-from adtrain.core.precision import TF32
+from adtrain.core.precision import TF32, mantissa
 from adtrain.core.types import BITS
 from adtrain.lowering.cuda.conv.depthwise import DepthwiseConv
 from adtrain.lowering.cuda.conv.problem import Direction, window_macros
@@ -31,6 +31,7 @@ from adtrain.lowering.cuda.gemm.bfloat16 import (
     Bfloat16Product,
     Bfloat16Tile,
     fastest_splits,
+    in_tf32,
 )
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 
@@ -46,16 +47,18 @@ SECTOR, UNALIGNED_CYCLES = 32, {BOXES[0]: 7.5, BOXES[1]: 6.5}
 """Bytes of a sector of memory; cycles for a row where the channels of a pixel are not a multiple of it."""
 GATHER_CYCLES = {BOXES[0]: 4.5, BOXES[1]: 2.5}
 """Cycles in which a row of a box is gathered, fitted to the measurements there."""
-MAX_GATHERED = 1 << 31
-"""Images that are gathered have fewer elements: their offsets fit 32 bits."""
+MAX_GATHERED, MAX_GATHERED_TERMS = 1 << 31, 2
+"""Images that are gathered have fewer elements: their offsets fit 32 bits. Maximum terms of an operand of a weight
+gradient that is gathered; operands of other convolutions have one."""
 SHIFT_TILES = tuple(
     Bfloat16Tile(128, n, 4, macs, pingpong)
     for n, macs in ((128, 1450), (64, 1100), (32, 800))
     for pingpong in (True, False)
 )
 """The tiles where one copy of images serves all taps. Their multiply-adds are fitted (docs/worklog/conv.md)."""
-CHUNK_BYTES, CHUNK_CYCLES = 16, 0.6
-"""Bytes of eight channels, and cycles in which cp.async copies them."""
+CHUNK_BYTES, CHUNK_CYCLES, ROUND_CYCLES = 16, 0.6, 4.6
+"""Bytes of a chunk of channels; cycles in which cp.async copies it, and in which the producer warps round it to
+tf32."""
 SHIFT_BYTES, MIN_STAGES = 200 << 10, 2
 """Maximum of shared memory for the stages and filters of such a tile, and minimum of stages."""
 UNEVEN = {192: 256, 160: 128, 96: 128}
@@ -77,9 +80,10 @@ class Loader(Enum):
 
     TMA = "bfloat16_conv"
     GATHER = "bfloat16_gather"
-    """cp.async copies tiles of K. Images are one array of bfloat16."""
+    """cp.async copies tiles of K. Images are one array of bfloat16, or two for a weight gradient."""
     SHIFT = "bfloat16_shift"
-    """cp.async copies pixels once for all taps. Images are one array of bfloat16, and filters fit in shared memory."""
+    """All threads of a warpgroup copy pixels once for all taps. Images are one array, and filters fit in shared
+    memory."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ class ShiftedProduct(Bfloat16Product):
     """The work of `conv/bfloat16_shift.cu`.
 
     Attributes:
-        chunks: of eight channels, in a stage and in the filters.
+        chunks: of CHUNK_BYTES, in a stage and in the filters.
     """
 
     chunks: tuple[int, int] = (0, 0)
@@ -96,10 +100,11 @@ class ShiftedProduct(Bfloat16Product):
     def cycles(self) -> float:
         """An estimate of the time."""
         size = self.tile.m * self.tile.n
-        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * CHUNK_CYCLES, size / STORED
+        chunk = ROUND_CYCLES if self.tile.in_tf32 else CHUNK_CYCLES
+        products, copies, stores = size * self.lengths[3] / self.tile.macs, self.chunks[0] * chunk, size / STORED
         busy = products if self.tile.pingpong else products + stores
         waves = -(-self._tiles // self.target.multiprocessors)
-        return START + self.chunks[1] * CHUNK_CYCLES + waves * max(busy, copies, stores)
+        return START + self.chunks[1] * chunk + waves * max(busy, copies, stores)
 
 
 class Bfloat16Conv(NamedTuple):
@@ -138,10 +143,11 @@ class Bfloat16Conv(NamedTuple):
         """Channels of a box of each operand."""
         of_input, of_output = self._box(self.images[3]), self._box(self.outputs[3])
         if self.loader is not Loader.TMA:
+            long, short = (box // (1 + self.in_tf32) for box in BOXES)
             return {
-                Direction.FORWARD: (BOXES[0], BOXES[0]),
-                Direction.INPUT_GRAD: (BOXES[0], BOXES[1]),
-                Direction.WEIGHT_GRAD: (BOXES[1] if self.gathered[0] else of_output, BOXES[0]),
+                Direction.FORWARD: (long, long),
+                Direction.INPUT_GRAD: (long, short),
+                Direction.WEIGHT_GRAD: (short if self.gathered[0] else of_output, long),
             }[self.direction]
         if self.direction == Direction.FORWARD:
             return of_input, of_input
@@ -196,13 +202,15 @@ class Bfloat16Conv(NamedTuple):
         """The work by each tile."""
         if self.loader is not Loader.SHIFT:
             return fastest_splits(self.product(target))
-        return [x for tile in SHIFT_TILES if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
+        tiles = map(in_tf32, SHIFT_TILES) if self.in_tf32 else SHIFT_TILES
+        return [x for tile in tiles if tile.n >= self.lengths[2] and (x := self._shifted(target, tile))]
 
     def _shifted(self, target: Target, tile: Bfloat16Tile) -> ShiftedProduct | None:
         """The work of `conv/bfloat16_shift.cu`; None if shared memory or 32 bits do not suffice."""
         pad_y, pad_x = self._zeros()
         images = self.images if self.direction == Direction.FORWARD else self.outputs
-        line, planes, taps = images[2] + pad_x, images[3] // ROW_MULTIPLE, prod(self.kernel)
+        line, taps = images[2] + pad_x, prod(self.kernel)
+        planes = images[3] // ROW_MULTIPLE * (1 + self.in_tf32)
         reach = [d * (k - 1) for d, k in zip(self.window.dilation, self.kernel, strict=True)]
         positions = tile.m + reach[0] * line + reach[1]
         spread = -(-8 // planes) % 8 if planes < 5 else 1
@@ -245,7 +253,9 @@ class Bfloat16Conv(NamedTuple):
             return False
         if self.loader is not Loader.TMA:
             elements = max(prod(self.images), prod(self.outputs))
-            plain = self.terms == 1 and not self.in_tf32
+            gathering = self.loader is Loader.GATHER
+            most = MAX_GATHERED_TERMS if gathering and self.direction == Direction.WEIGHT_GRAD else 1
+            plain = self.terms <= most and not (gathering and self.in_tf32)
             return plain and aligned and elements < MAX_GATHERED and max(self.lengths) <= MAX_LENGTH
         positions = self._gradient_positions if self.direction == Direction.INPUT_GRAD else [self._input_positions]
         corners = [x for each in positions for x in (*each.lower, *each.upper)]
@@ -265,7 +275,8 @@ class Bfloat16Conv(NamedTuple):
         if self.loader is Loader.GATHER:
             wide = self.direction == Direction.FORWARD
             lengths = (c * kh * kw, o, 1) if wide else (o, n * oh * ow, 1)
-            return [TensorMap(1, lengths, (*(of_b if wide else of_a), 1))]
+            box = (*(of_b if wide else of_a), 1)
+            return [TensorMap(self.terms + i, lengths, box) for i in range(self.terms)]
         if self.direction == Direction.FORWARD:
             maps = [TensorMap(0, x, of_a, self._input_positions), TensorMap(1, filters, (of_b[0], 1, of_b[1]))]
         elif self.direction == Direction.WEIGHT_GRAD:
@@ -329,9 +340,10 @@ class Bfloat16Conv(NamedTuple):
         if self.loader is not Loader.TMA:
             lengths = {"IMAGE": self.images[1:], "OUTPUT": self.outputs[1:]}
             macros |= {f"{of}_{axis}": n for of, each in lengths.items() for axis, n in zip("HWC", each, strict=True)}
-            macros |= {"MAPPED": len(maps), "UNMAPPED": 1 - len(maps)}
+            macros |= {"MAPPED": int(bool(maps)), "UNMAPPED": int(not maps)}
         if isinstance(work, ShiftedProduct):
             macros["STAGE_BYTES"] = work.chunks[0] * CHUNK_BYTES
+            macros |= {"MANTISSA": mantissa(TF32)} if self.in_tf32 else {}
         name = self.loader.value
         numbers = (*self.images, *self.outputs[1:]) if self.loader is Loader.TMA else self.images[:1]
         return work.kernel(f"conv/{name}.cu", (name, f"sum_{name}_splits"), numbers, row, maps, macros)

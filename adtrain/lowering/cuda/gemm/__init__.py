@@ -1,7 +1,7 @@
 """The CUDA kernels for matrix products: the candidates, and device functions for products inside other kernels.
 
-Where a length is small, products have no tiles: many small matrices (`gemm/tiny_gemm.cu`), and a matrix by a vector
-(`gemm/gemv.cu`).
+Where a length is small, products have no tiles: a short K or many small matrices (`gemm/short_gemm.cu`), and a matrix
+by a vector (`gemm/gemv.cu`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from adtrain.core.kernel import TENSOR_CORES, WARP, CudaKernel, CudaLaunch, Targ
 from adtrain.core.precision import FULL
 from adtrain.lowering.cuda.gemm import bfloat16
 from adtrain.lowering.cuda.gemm.bf16x3 import Bf16x3Gemm, Bf16x3Tile
-from adtrain.lowering.cuda.gemm.cost_model import AnyTile, product_cycles, ranked
+from adtrain.lowering.cuda.gemm.cost_model import TILED, AnyTile, product_cycles, ranked
 from adtrain.lowering.cuda.gemm.packed import PackedGemm, PackedTile
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH, MmaKind, SmallTile, Tile, transposes, with_split_k
 from adtrain.lowering.shapes import product_lengths
@@ -51,6 +51,14 @@ MAX_TINY = 8
 """The largest M, N and K of small matrices. A thread has N sums in registers."""
 MIN_BATCH = 1 << 12
 """Minimum of small matrices. Other kernels have a thread block for each, of which most threads have no work."""
+MAX_SHORT_K = 16
+"""The largest K of other products by `gemm/short_gemm.cu`. A thread holds K vectors of B in registers."""
+MIN_SHORT = 1 << 18
+"""Minimum elements of their result, which is then bound by memory traffic."""
+SHORT_THREADS, SHORT_ROWS, MIN_SHORT_THREADS = 128, (4, 2, 1), 1 << 15
+"""Threads of a block; rows of a thread; minimum threads if they have several rows."""
+SHORT_BYTES_PER_CYCLE = 2000
+"""Bytes that a GPU moves in a cycle for them."""
 GEMV_THREADS = {False: 256, True: 1024}
 """Threads of a block of `gemm/gemv.cu`, by whether it reads the matrix along its columns (COLUMNS)."""
 GEMV_COLUMN_LANES = 8
@@ -237,12 +245,34 @@ def has_tiny_matrices(lengths: Sequence[int]) -> bool:
     return batch >= MIN_BATCH and 0 < min(others) <= max(others) <= MAX_TINY
 
 
-def tiny_gemm(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
+def has_short_k(lengths: Sequence[int]) -> bool:
+    """Whether the epilogue of a product moves so much that the product should take no time beside it."""
     batch, m, n, k = lengths
-    stored = math.gcd(n, 16 // dtype.itemsize)
-    definitions = {"LENGTH_M": m, "LENGTH_N": n, "LENGTH_K": k, "STORED": stored, **transposes(transposed)}
-    file, name, rows = "gemm/tiny_gemm.cu", "tiny_gemm", batch * m
-    return CudaKernel((CudaLaunch(file, name, (rows,), (dtype,), elements=rows, definitions=definitions),))
+    return 0 < k <= MAX_SHORT_K and batch * m * n >= MIN_SHORT
+
+
+def short_gemm(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
+    batch, m, n, k = lengths
+    wide_k, wide_c = (math.gcd(x, 16 // dtype.itemsize) for x in (k, n))
+    columns = n if n <= MAX_TINY else wide_c
+    of_rows = batch * m * n // columns  # threads, if each has one row
+    rows = next(x for x in SHORT_ROWS if x == 1 or (m % x == 0 and of_rows >= x * MIN_SHORT_THREADS and n > MAX_TINY))
+    threads = of_rows // rows
+    launch = CudaLaunch(
+        "gemm/short_gemm.cu",
+        "short_gemm",
+        (threads,),
+        (dtype,),
+        blocks=-(-threads // SHORT_THREADS),
+        threads=SHORT_THREADS,
+        definitions={
+            **{"LENGTH_M": m, "LENGTH_N": n, "LENGTH_K": k, "ROWS": rows, "COLUMNS": columns},
+            **{"WIDE_K": wide_k, "WIDE_C": wide_c},
+            **transposes(transposed),
+        },
+    )
+    moved = 2 * batch * m * n * dtype.itemsize
+    return CudaKernel((launch,), cycles=TILED.start + moved / SHORT_BYTES_PER_CYCLE)
 
 
 def gemv(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool]) -> CudaKernel:
@@ -268,12 +298,12 @@ def gemv(lengths: Sequence[int], dtype: np.dtype, transposed: tuple[bool, bool])
 def candidates(
     target: Target, a: Any, b: Any, transpose_a: bool, transpose_b: bool, precision: str = FULL
 ) -> Sequence[CudaKernel]:
-    """The rule of `matmul`. Without rounding two kernels come before `gemms`: `tiny_gemm` for many small matrices, and
-    gemv for a matrix by a vector."""
+    """The rule of `matmul`. Without rounding two kernels come before `gemms`: `short_gemm` for many small matrices or a
+    short K, and gemv for a matrix by a vector."""
     full = precision == FULL or a.dtype.itemsize == 8
     lengths, transposed = product_lengths(a, b, transpose_a, transpose_b), (transpose_a, transpose_b)
-    tiny = full and not target.by_member and has_tiny_matrices(lengths)
-    exact = [tiny_gemm(lengths, a.dtype, transposed)] if tiny else []
+    short = full and not target.by_member and (has_tiny_matrices(lengths) or has_short_k(lengths))
+    exact = [short_gemm(lengths, a.dtype, transposed)] if short else []
     vector = [gemv(lengths, a.dtype, transposed)] if full and 1 in lengths[1:3] else []
     few_blocks = [x for x in vector if lengths[3] > MAX_COLUMN_K and _has_few_blocks(x.launches[0], target)]
     exact += [x for x in vector if x not in few_blocks]

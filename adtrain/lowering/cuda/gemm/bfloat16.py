@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from adtrain.core.kernel import HOPPER, CudaKernel, CudaLaunch, MemoryLayout, Target, TensorMap, memory_layout
+from adtrain.lowering.cuda.gemm.narrow import narrow_products
 from adtrain.lowering.cuda.gemm.tiles import MAX_LENGTH
 from adtrain.lowering.shapes import product_lengths
 
@@ -41,14 +42,16 @@ SPEEDUP = {1: 1.0, 2: 1.15, 3: 1.25}
 products for each copy."""
 TF32_SPEED = 0.56
 """Multiply-adds of a multiprocessor in a cycle for operands in tf32, over those for bfloat16."""
-PROMOTED_TERMS, TERMS_COLUMNS, TERMS_ROWS = 3, 128, 128
-"""Terms for which a thread has three sets of accumulators; maximum columns and rows of a tile for several terms. For
-larger tiles registers do not suffice, or only two stages fit, which is slower."""
+PROMOTED_TERMS, PROMOTED_COLUMNS, TERMS_SIZE = 3, 128, 128 * 128
+"""Terms for which a thread has three sets of accumulators; maximum columns of a tile for these; maximum elements of a
+tile for several terms. For larger tiles registers do not suffice, or only two stages fit, which is slower."""
 STAGES_BYTES = 192 << 10
 """Shared memory of a block for the stages; the rest is for the epilogue."""
 EARLY_REGISTERS, ROUND_COLUMNS, ROUND_WAIT = 160, 32, 4000
 """EARLY_REGISTERS of `gemm/bfloat16_product.cuh`; columns of a round of an epilogue; cycles in which a round waits for
 its auxiliary inputs, if these are not loaded before the product."""
+FLOAT32_ACCUMULATORS = 64
+"""Maximum accumulators of a thread whose epilogue reads float32 arrays and adds columns."""
 PREFETCHED_BYTES = 24 << 20
 """Most bytes that the epilogues of all blocks prefetch to L2 before a product. More would be replaced before use."""
 FIND_ROWS = 1400
@@ -107,7 +110,8 @@ class Bfloat16Tile:
 
     def of_terms(self, terms: int) -> Bfloat16Tile | None:
         """The tile for operands of several terms; None if it is too wide, or registers do not suffice."""
-        if self.n > TERMS_COLUMNS or self.m > TERMS_ROWS or (terms == PROMOTED_TERMS and self.pingpong):
+        too_large = self.m * self.n > TERMS_SIZE or (terms == PROMOTED_TERMS and self.n > PROMOTED_COLUMNS)
+        if too_large or (terms == PROMOTED_TERMS and self.pingpong):
             return None
         tile = replace(self, terms=terms, macs=int(self.macs * SPEEDUP[terms]))
         return replace(tile, stages=min(self.stages, STAGES_BYTES // tile._stage_bytes))
@@ -147,7 +151,20 @@ GATHER_TILES = (
 """The tiles where an operand is gathered. They have few stages, which leaves memory for L1."""
 TILES_OF_TERMS = {1: TILES, **{n: tuple(x for tile in TILES if (x := tile.of_terms(n))) for n in (2, 3)}}
 """The tiles, by the terms of an operand."""
-TF32_TILES = tuple(replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED)) for tile in TILES)
+GATHER_TILES_OF_TERMS = {
+    1: GATHER_TILES,
+    2: tuple(replace(x, stages=max(2, x.stages // 2)) for tile in GATHER_TILES if (x := tile.of_terms(2))),
+}
+"""The same where an operand is gathered. Stages of two terms are twice as large."""
+
+
+def in_tf32(tile: Bfloat16Tile) -> Bfloat16Tile:
+    """The same tile for operands in tf32."""
+    return replace(tile, in_tf32=True, macs=int(tile.macs * TF32_SPEED))
+
+
+TF32_TILES = tuple(map(in_tf32, (*TILES, Bfloat16Tile(256, 64, 4, 1200))))
+"""The tiles for operands in tf32."""
 
 
 class EpilogueBytes(NamedTuple):
@@ -337,7 +354,7 @@ def fastest_splits(
     found = []
     if tiles is None:
         tiles = TF32_TILES if product.tile.in_tf32 else TILES_OF_TERMS[product.tile.terms]
-        tiles = GATHER_TILES if any(product.gathered) else tiles
+        tiles = GATHER_TILES_OF_TERMS[product.tile.terms] if any(product.gathered) else tiles
     for each in (replace(product, tile=tile) for tile in tiles):
         if not each.has_whole_boxes():
             continue
@@ -347,8 +364,8 @@ def fastest_splits(
 
 
 def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> CudaKernel | None:
-    """The kernel with an epilogue that adds columns of the result; None if it splits K, or has fewer blocks than
-    columns of tiles.
+    """The kernel with an epilogue that adds columns of the result; None if it splits K, has fewer blocks than columns
+    of tiles, or reads float32 arrays for so many results that registers do not suffice.
 
     All tiles of a block are in one column of tiles. The sums are an array in scratch memory: (blocks of a column of
     tiles, sums, columns).
@@ -362,13 +379,24 @@ def with_column_sums(kernel: CudaKernel, columns: int, sums: int, read: int) -> 
     launch, *others = kernel.launches
     if others or "SPLITS" not in launch.definitions or not isinstance(launch.blocks, int):
         return None
-    across = -(-columns // launch.definitions["TILE_N"])
+    tile = _tile_of(launch)
+    if tile.in_tf32 and read and tile.registers(0) > FLOAT32_ACCUMULATORS:
+        return None
+    across = -(-columns // tile.n)
     down = launch.blocks // across
     scratch = memory_layout("SCRATCH", {"SUMS": (FLOAT32.itemsize, down * sums * columns)})
     if not down:
         return None
     launch = replace(launch, blocks=down * across)
     return replace(kernel, launches=(launch,), scratch=scratch, cycles=_cycles_with_inputs(kernel, read))
+
+
+def _tile_of(launch: CudaLaunch) -> Bfloat16Tile:
+    """The tile of a launch."""
+    m, n, stages, pingpong, in_tf32 = (
+        launch.definitions[name] for name in ("TILE_M", "TILE_N", "TILE_STAGES", "PINGPONG", "IN_TF32")
+    )
+    return Bfloat16Tile(m, n, stages, 0, bool(pingpong), in_tf32=bool(in_tf32))
 
 
 def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
@@ -381,12 +409,11 @@ def _cycles_with_inputs(kernel: CudaKernel, read: int) -> float:
     assert isinstance(launch.blocks, int)
     if not read:
         return kernel.cycles
-    m, n, stages, pingpong = (launch.definitions[name] for name in ("TILE_M", "TILE_N", "TILE_STAGES", "PINGPONG"))
-    tile = Bfloat16Tile(m, n, stages, 0, bool(pingpong))
+    tile = _tile_of(launch)
     late = tile.registers(read) > EARLY_REGISTERS
-    waits = tile.parts * (n // ROUND_COLUMNS) * ROUND_WAIT if late else 0
-    waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), m * n / STORED
-    if not pingpong:
+    waits = tile.parts * (tile.n // ROUND_COLUMNS) * ROUND_WAIT if late else 0
+    waves, stores = -(-int(launch.numbers[-1]) // launch.blocks), tile.m * tile.n / STORED
+    if not tile.pingpong:
         return kernel.cycles + waves * waits
     products = (kernel.cycles - START - stores) / waves
     return START + waves * max(products, (products + stores + waits) / 2) + stores + waits
@@ -409,6 +436,16 @@ def bfloat16_gemm(product: Bfloat16Product) -> CudaKernel:
     return product.kernel("gemm/bfloat16_gemm.cu", names, numbers, row_length, maps, macros)
 
 
+def product_kernels(product: Bfloat16Product) -> Sequence[CudaKernel]:
+    """The kernels of products of matrices, the fastest by estimate first. Tiles are too wide for products of few
+    columns."""
+    narrow = None
+    if product.lengths[0] == 1:
+        narrow = narrow_products(product.target, product.shapes, product.lengths[3], product.mn_major)
+    tiled = [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
+    return tiled if narrow is None else [narrow, *tiled]
+
+
 def candidates(
     target: Target,
     a: Any,
@@ -429,4 +466,4 @@ def candidates(
     if 0 in lengths or max(lengths[1:]) > MAX_LENGTH:
         return []
     product = Bfloat16Product(target, lengths, TILES[0], mn_major, epilogue=epilogue)
-    return [bfloat16_gemm(x) for x in fastest_splits(product, MATRIX_TILES)]
+    return product_kernels(product)
