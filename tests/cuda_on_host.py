@@ -221,7 +221,8 @@ class Host:
                 args.append("*(Maps *)maps")
             elif "Factors" in parameter:
                 args.append(f"*(Factors *)(pointers + {pointers})")
-                pointers += 2 * int(re.search(r"-DPRODUCTS=(\d+)", " ".join(task.source.options))[1])
+                (products,) = re.findall(r"-DPRODUCTS=(\d+)", " ".join(task.source.options))
+                pointers += 2 * int(products)
             elif "Epilogue" in parameter:
                 args.append(f"*({parameter.split()[-2]} *)(pointers + {pointers})")
             elif "Shapes" in parameter:

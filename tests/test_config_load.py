@@ -120,7 +120,7 @@ def test_missing_keys_have_their_defaults(tmp_path: Path) -> None:
         ("adam", "sgd", f"9:1: optimizer.sgd.lr: missing, expected {POSITIVE_NUMBER}"),
         ("adam", "{Adam: {}}", "9:13: optimizer: unknown optimizer 'Adam'; did you mean adam?"),
         ("adam", "{adam: , sgd: }", "9:1: optimizer: found a mapping with adam, sgd, expected one optimizer"),
-        ("epochs: 1", "seed: 1", "10:1: training: found a mapping with seed, expected epochs or steps"),
+        ("epochs: 1", "seed: 1", "10:1: training: found a mapping with seed, expected a number for epochs or steps"),
         ("epochs: 1", "epochs: 1e3", f"10:20: training.epochs: found 1000.0, {POSITIVE}"),
         ("epochs: 1", "epochs: 1, seed: -1", "10:29: training.seed: found -1, expected an integer in [0, 2^64)"),
         ("epochs: 1", "epochs: 1, precision: half", "10:34: training.precision: found 'half', "

@@ -160,6 +160,18 @@ def test_a_value_that_does_not_fit_is_refused_with_its_place(tmp_path: Path, lin
     assert str(caught.value).replace(f"{tmp_path}/", "") == message
 
 
+def test_values_that_do_not_fit_are_all_reported_once(tmp_path: Path) -> None:
+    lines = "  training.seed: [1, -1, 2]\n  optimizer.adam.lr: [0.1, fast]\n  loss: [cross_entropi, cross_entropy]\n"
+    cfg = load(tmp_path, TEXT + "sweep:\n" + lines)
+    with pytest.raises(config.ConfigError) as caught:
+        members_of(cfg)
+    assert sorted(line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()) == [
+        "c.yaml:12:22: training.seed: found -1, expected an integer in [0, 2^64)",
+        "c.yaml:13:28: optimizer.adam.lr: found 'fast', expected a number in (0, 3.4e38]",
+        "c.yaml:14:10: loss: unknown loss 'cross_entropi'; did you mean cross_entropy?",
+    ]
+
+
 def test_an_optimizer_and_its_options_are_swept_together_in_any_order(tmp_path: Path) -> None:
     cfg = load(tmp_path, TEXT + "sweep: {optimizer.adam.lr: [0.1, 0.2], optimizer: [{adam: {betas: [0.8, 0.9]}}]}\n")
     values = [member.config.optimizer.options() for member in members_of(cfg)]

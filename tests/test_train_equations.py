@@ -407,6 +407,12 @@ IN_TAYLOR_MODE: dict[str, dict[str, int]] = {
 """The variables by which derivatives are computed in Taylor mode, with their orders."""
 
 
+def test_taylor_mode_is_chosen_for_many_variables() -> None:
+    """The time of the choice does not grow with the number of sets of variables."""
+    second = [(output, (i, i)) for output in range(2) for i in range(100)]
+    assert equations._in_taylor_mode(second) == dict.fromkeys(range(100), 2)
+
+
 @pytest.mark.parametrize("names", IN_TAYLOR_MODE)
 def test_derivatives_are_those_of_reverse_mode(names: str) -> None:
     keys = [(OUTPUTS.index(name[0]), tuple(map(VARIABLES.index, name[2:]))) for name in names.split()]

@@ -19,7 +19,7 @@ def _piped() -> str:
     """The text of standard input without a line feed at its end; empty if it is a terminal or closed."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
-    return sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")  # as words of the command line
+    return sys.stdin.buffer.read().decode(errors="surrogateescape").removesuffix("\n")  # as Python decodes arguments
 
 
 @click.command()

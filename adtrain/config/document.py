@@ -306,6 +306,7 @@ class Model(Section):
 
 
 GROUP = "no_decay, or a mapping such as {paths: 0.*, lr_factor: 2}"
+"""What a parameter group must be, in words."""
 
 
 class ParameterGroup(Section):
@@ -421,7 +422,7 @@ class Training(Section):
     @model_validator(mode="after")
     def _check_key_combinations(self) -> Training:
         if self.epochs is None and self.steps is None:
-            raise PydanticCustomError("expected", "epochs or steps")
+            raise PydanticCustomError("expected", "a number for epochs or steps")
         if self.clip_norm is not None and self.clip_value is not None:
             raise PydanticCustomError("expected", "at most one of clip_norm and clip_value")
         if self.init_partial is not None and self.init_from is None:
@@ -513,7 +514,7 @@ class Config(Section):
 
 
 class _WithWords(GenerateJsonSchema):
-    """Adds what an error says that it expects. A chain checks a mapping of names, then its values."""
+    """Adds to each schema what a value must be, in words. A chain checks that a value is a mapping, then its items."""
 
     def custom_error_schema(self, schema: core_schema.CustomErrorSchema) -> dict[str, Any]:
         return {**super().custom_error_schema(schema), WORDS: schema["custom_error_message"]}
@@ -524,6 +525,6 @@ class _WithWords(GenerateJsonSchema):
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of configs, of which `config.schema` has a copy."""
+    """The JSON Schema of configs, which `config.schema` reads from `configs/schema.json`."""
     with specs_as_unions(Data, Model, Training, Config):
         return Config.model_json_schema(schema_generator=_WithWords)

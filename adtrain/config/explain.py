@@ -69,6 +69,7 @@ def _parent_model(path: PathParts) -> type[BaseModel]:
     for before, part in pairwise(("", *path[:-1])):
         if part in MODELS:
             model = MODELS[str(part)]
+        # An item of a list is a class, even if its name is also a field, such as the metric `precision`.
         elif isinstance(part, str) and (part not in model.model_fields or isinstance(before, int)):
             model = by_kind(part) or model
     return model

@@ -1,7 +1,7 @@
 """Mistakes in the values and keys of a config, as problems.
 
-`find` finds those that the JSON Schema tells. `explain` makes the same problems of the errors of pydantic, which also
-checks what the schema cannot tell.
+`find` finds those that violate the JSON Schema. `explain` makes the same problems of the errors of pydantic, which also
+checks what the schema cannot express.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ A_LIST = "a list"
 NOT_EMPTY = "a list that is not empty"
 NO_OPTIONS = "no options"
 EQUATIONS = "equations"
-"""The loss that is written as a list, without its name and the name of its option."""
+"""The loss that a config has as a list, without this name and that of its option."""
 FAMILY_AT = {
     "augment": "augmentation",
     "average": "average",
@@ -27,20 +27,20 @@ FAMILY_AT = {
     "optimizer": "optimizer",
     "schedule": "schedule",
 }
-"""The family of the names below a key; layers are the other ones."""
+"""The family of the names of classes below a key. Below other keys they are names of layers."""
 
 
 def find(root: Node) -> list[Problem]:
-    """The mistakes in a config that the schema tells, in the order in which pydantic finds them.
+    """The violations of the schema in a config, in the order in which pydantic finds them.
 
-    The schema has no classes of the user: with them, unknown names and options are no mistakes (`schema.OWN`).
+    Not for configs that may have classes of plug-ins (`schema.OWN`): their names are unknown to the schema.
     """
     return list(_in_value(schema.of_config(), (), root, root))
 
 
-def _in_value(of: Schema, path: PathParts, node: Node, root: Node) -> Iterator[Problem]:
+def _in_value(allowed: Schema, path: PathParts, node: Node, root: Node) -> Iterator[Problem]:
     """The mistakes in the value `node` at `path`, which has one of the forms of a schema."""
-    form = schema.form(of, node.value)
+    form = schema.form(allowed, node.value)
     if "oneOf" in form:
         yield from _in_class(schema.kinds(tuple(each["$ref"] for each in form["oneOf"])), path, node, root)
     elif WORDS in form:
@@ -68,11 +68,11 @@ def _in_value(of: Schema, path: PathParts, node: Node, root: Node) -> Iterator[P
 def _in_mapping(form: Schema, path: PathParts, values: dict[str, Node], root: Node) -> Iterator[Problem]:
     """The mistakes in the keys and values of a section, or of the options of a class."""
     properties: dict[str, Schema] = form.get("properties", {})
-    for key, of in properties.items():
+    for key, allowed in properties.items():
         if key in values:
-            yield from _in_value(of, (*path, key), values[key], root)
+            yield from _in_value(allowed, (*path, key), values[key], root)
         elif key in form.get("required", ()):
-            words = mapping((key,)) if "$ref" in of else of.get(WORDS) or of.get("description")
+            words = mapping((key,)) if "$ref" in allowed else allowed.get(WORDS) or allowed.get("description")
             yield missing((*path, key), root, words)
     for key in values:
         if key not in properties:

@@ -1,7 +1,7 @@
-"""The JSON Schema of configs, `configs/schema.json`.
+"""Reads the JSON Schema of configs, `configs/schema.json`.
 
-It is made from the classes of sections, layers, losses and others, and tells what a config may have without their
-import, which takes long.
+The file is made from the classes of sections, layers, losses and others (`document.json_schema`). It says what a config
+may contain without an import of these classes, which takes long.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ Names = tuple[str, ...]
 Schema: TypeAlias = Mapping[str, Any]
 
 WORDS = "errorMessage"
-"""The keyword of what a wrong value is told to be. JSON Schema leaves it to programs; some editors show it."""
+"""The keyword with what a value must be, in words: "found X, expected WORDS". It is not a keyword of JSON Schema, but
+some editors show it."""
 NULL = {"type": "null"}
 
 OWN: dict[str, Names] = {}
-"""The options of the user's classes by name, which the schema does not have. `specs.add` adds them."""
+"""The options of the classes that plug-ins have registered, by name; `specs.add` adds them. The schema lacks these."""
 
 
 @cache
@@ -43,9 +44,9 @@ def _definition(reference: str) -> Schema:
 
 
 def form(schema: Schema, value: object) -> Schema:
-    """The one of several forms that a value is meant to have.
+    """The form that a value is meant to have, of the several in `anyOf`.
 
-    Null and a text have their own forms, if there are such; other values have the last form that is not `null`.
+    Null is meant as `null` if that is a form. A string is meant as the first other form, any other value as the last.
     """
     schema = resolved(schema)
     if "anyOf" not in schema or WORDS in schema:
@@ -76,7 +77,7 @@ def classes() -> dict[str, Schema]:
 
 @cache
 def kinds(references: Names) -> Names:
-    """The names in a config of the classes of a family."""
+    """The names in a config of the classes that references such as `#/$defs/Linear` name."""
     return tuple(next(iter(form(_definition(each), {})["properties"])) for each in references)
 
 

@@ -145,7 +145,7 @@ class _Sum:
     def norms(self, new: _Builder) -> Variable:
         count, *rest, m = self.a.type.shape
         grams = new.grams(new.reshape(self.a, count, math.prod(rest), m), FULL)
-        return new("relu", new("sum", grams, axes=(1, 2)))
+        return new("relu", new("sum", grams, axes=(1, 2)))  # rounding errors can make a sum negative
 
     def total(self, new: _Builder) -> Variable:
         return new("sum", self.a, axes=tuple(range(len(self.a.type.shape) - 1)))

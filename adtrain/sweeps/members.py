@@ -26,6 +26,7 @@ from adtrain.child_process import end, started
 from adtrain.config import Config
 from adtrain.config.build import REGRESSION
 from adtrain.config.files import varied
+from adtrain.config.problems import MAX_LISTED, ConfigError, Problem
 from adtrain.core.array import Array, array
 from adtrain.core.vmap import vmap
 from adtrain.data import DataSet, Split, shuffle
@@ -171,15 +172,25 @@ def with_seeds(first: int, count: int) -> str:
 def members_of(cfg: Config) -> list[Member]:
     """The members of a config with a section `sweep`. Of equal members, such as with 0.01 and 1e-2, there is one.
 
-    Raises ConfigError where a value does not fit, with its place, or a member has a key that a sweep does not take.
+    Raises ConfigError, with the problems of all members, where a value does not fit, or a member has a key that a sweep
+    does not take.
     """
     found: dict[str, Member] = {}
+    problems: dict[tuple[str, str], Problem] = {}  # by path and message: one for all values of a wrong key
     all_values = config.build.sweep(cfg).members()
     for values in all_values:
         plain = {key: node.plain() for key, node in values.items()}
-        member = Member(len(found), plain, varied(cfg, values))
-        _refuse_keys(member.config)
+        try:
+            member = Member(len(found), plain, varied(cfg, values))
+            _refuse_keys(member.config)
+        except ConfigError as error:
+            problems = {(x.path, x.message): x for x in error.problems} | problems
+            if len(problems) < MAX_LISTED:
+                continue
+            break
         found.setdefault(member.config.model_dump_json(), member)
+    if problems:
+        raise ConfigError(list(problems.values()))
     if equal := len(all_values) - len(found):
         where, number = cfg.where(("sweep",)), counted(equal, "members")
         _log.warning("adtrain: warning: %s: sweep: left out %s with the same values as another one", where, number)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
-from itertools import combinations
 from math import factorial, pi
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -141,8 +140,8 @@ FUNCTIONS_OF_VALUES: dict[str, Callable[..., Any]] = {name: getattr(ops, name) f
 FUNCTIONS_OF_NUMPY: dict[str, Callable[..., Any]] = {name: getattr(np, name) for name in FUNCTIONS} | {"**": np.power}
 
 TAYLOR_PRODUCTS = 1
-"""Products of each layer that count for the elementwise operations of Taylor mode, which are more. With 0 two second
-derivatives take 3 to 7% less time with tanh, and 15% more with gelu, on a CPU."""
+"""Products of each layer that take about as long as the additional elementwise operations of Taylor mode; measured on a
+CPU (docs/worklog/cpu.md)."""
 NO_NAMES = Names(())
 Key: TypeAlias = tuple[int, tuple[int, ...]]
 """A derivative: the number of the output, and those of the variables; none for the output itself."""
@@ -334,9 +333,10 @@ def derivatives(f: Callable[[Value], Value], where: Value, keys: Collection[Key]
 
 
 def _in_taylor_mode(keys: Collection[Key]) -> dict[int, int]:
-    """The variables by which Taylor mode computes the derivatives, and their orders: those with the fewest products.
+    """The variables for which Taylor mode is used, with the orders of their series: those with the fewest products.
 
-    A series takes a product of each layer for each order, for all outputs. The outputs are computed once for all modes.
+    A series takes a product of each layer for each order, and gives the derivatives of all outputs by one variable. The
+    outputs themselves are computed once for all modes. Variables are added in the order of what each saves alone.
     """
     orders: dict[int, int] = {}
     for _, by in keys:
@@ -347,8 +347,8 @@ def _in_taylor_mode(keys: Collection[Key]) -> dict[int, int]:
         rest = [(k, by) for k, by in keys if not (set(by) <= set(chosen) and len(set(by)) == 1)]
         return sum(orders[v] for v in chosen) + (TAYLOR_PRODUCTS if chosen else 0) + _reverse_products(rest)
 
-    choices = (chosen for count in range(len(orders) + 1) for chosen in combinations(orders, count))
-    return {v: orders[v] for v in min(choices, key=products)}
+    ranked = sorted(orders, key=lambda v: products((v,)))
+    return {v: orders[v] for v in min((tuple(ranked[:count]) for count in range(len(ranked) + 1)), key=products)}
 
 
 def _reverse_products(keys: Collection[Key]) -> int:

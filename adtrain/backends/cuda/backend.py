@@ -269,6 +269,7 @@ class CudaBackend:
 
     @translated()
     def identity(self) -> str:
+        """The names of the GPU and its driver."""
         major, minor = self.device.device.compute_capability()
         driver = libraries.driver() or libraries.cuda_version(cuda.get_driver_version())
         return f"{self.device.device.name()}, compute capability {major}.{minor}, driver {driver}"

@@ -153,10 +153,10 @@ class Layout:
 
     @cached_property
     def most(self) -> int:
-        """The most tiles of 8 columns of a warp: a thread has registers for the accumulators of its products."""
+        """The most tiles of 8 columns of a warp; 0 if a thread has too few registers for its products."""
         products = max(map(len, self.plan.products.values()), default=1)
         registers = min(MAX_REGISTERS, REGISTERS // (self.threads * self.resident))
-        return max(1, (registers - OTHER_REGISTERS) // (self.way.registers * products))
+        return (registers - OTHER_REGISTERS) // (self.way.registers * products)
 
     def division(self, columns: int, strips: int = 0) -> tuple[int, int]:
         """How warps divide the columns of strips of 16 rows: the tiles of 8 columns that a warp takes at a time, a
@@ -180,10 +180,19 @@ class Layout:
     def cycles(self) -> float:
         """An estimate of the time of all tiles."""
         tiles = -(-self.plan.count // self.rows)
-        return -(-tiles // self.blocks) * sum(map(self._cycles, range(self.plan.steps + 1)))
+        return -(-tiles // self.blocks) * sum(STEP + max(times) for times in self._times)
 
-    def _cycles(self, step: int) -> float:
-        """The estimated cycles of a step: the longer of a warp's time and the time of a multiprocessor for all."""
+    @cached_property
+    def alone(self) -> float:
+        """The cycles of a tile if the warp with the most work of each step ran alone."""
+        return sum(alone for alone, _ in self._times)
+
+    @cached_property
+    def _times(self) -> list[tuple[float, float]]:
+        return [self._time(step) for step in range(self.plan.steps + 1)]
+
+    def _time(self, step: int) -> tuple[float, float]:
+        """The estimated cycles of a step for a warp, and for all warps of a multiprocessor; the longer time counts."""
         _, _, depth, product, alone = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
@@ -201,7 +210,7 @@ class Layout:
                 own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
         alone *= sum(-(-items // self.warps) * own for items, own in tasks)
-        return STEP + max(alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER)
+        return alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER
 
 
 FACTOR, ELEMENTS = 14, 60
@@ -226,9 +235,10 @@ def layout_of(plan: Plan, target: Target) -> Layout | None:
             for resident in range(1, min(fit, MAX_WARPS // warps) + 1):
                 blocks = min(-(-plan.count // rows), resident * target.multiprocessors)
                 found.append(Layout(plan, way, rows, warps, resident, blocks, shared, values, kept))
+    found = [layout for layout in found if layout.most > 0]
     if not found:
         return None
-    best = min(found, key=lambda layout: (layout.cycles, -layout.warps))
+    best = min(found, key=lambda layout: (layout.cycles, layout.alone))
     arrange(places, _sizes(plan, places, best.way, best.rows))
     arrange(plan.kept.values(), {x: best.rows * padded(width(x.value)) for x in plan.kept.values()})
     return best

@@ -36,7 +36,7 @@ VECTOR = 16
 
 
 class GramNormsFusion(Fusion):
-    """Gram matrices that only their sums, or those of products of two, need; and these sums."""
+    """Gram matrices that are only summed, or multiplied in pairs and then summed, with these products and sums."""
 
     form = GRAM_NORMS
 

@@ -218,8 +218,8 @@ def _one_image(x: Any, g: Any, window: Any) -> tuple[Any, Any, Any]:
 
 
 def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **others: Any) -> list[CudaKernel]:
-    """The kernels for one image, whose groups of channels are the images; shifted implicit GEMM with a split for each
-    image."""
+    """The kernels for the weight gradient of each image: those of one image, whose groups are the images, and shifted
+    implicit GEMM with a split for each image."""
     found = conv2d_weight_grad(target, *_one_image(x, g, window), **others)
     index = PaddedIndex(problem_of(Direction.WEIGHT_GRAD, x, g, window, **others))
     runs = index.supported(target) and not target.by_member
@@ -231,7 +231,9 @@ def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **o
 def image_norms(
     target: Target, x: Any, g: Any, *where: Any, axes: Sequence[int], windows: Any = None, **others: Any
 ) -> Sequence[CudaKernel]:
-    """The kernels for the squared norms of the weight gradients of images, if these are estimated slower.
+    """The kernels for the squared norms of the weight gradients of images.
+
+    None if kernels that store the gradients, and one that adds their squares, are estimated faster.
 
     Args:
         where: the positions of a pooled gradient `g`. Then `windows` are those of the pooling, and ``shape`` in
@@ -264,5 +266,5 @@ def conv2d_weight_grad_sum(
 def conv2d_weight_grad_by_image_sum(
     target: Target, x: Any, g: Any, window: Any, size: tuple[int, int], precision: str, axes: Sequence[int]
 ) -> Sequence[CudaKernel]:
-    """Those of each image, as `conv2d_weight_grad_sum` of one."""
+    """The kernels for the weight and bias gradients of each image: those of one image, whose groups are the images."""
     return conv2d_weight_grad_sum(target, *_one_image(x, g, window), size, precision, axes)
