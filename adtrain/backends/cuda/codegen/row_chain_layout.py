@@ -46,14 +46,14 @@ class Way(NamedTuple):
         registers: of a thread for the accumulators of 16 x 8 elements of a result.
         depth: elements along K that an instruction of tensor cores multiplies.
         product: estimated instructions of a warp for a product of 16 x `depth` by `depth` x 8 elements.
-        alone: estimated cycles of an instruction where a warp waits for its own results.
+        latency: estimated cycles of an instruction where a warp waits for its own results.
     """
 
     name: str
     registers: int
     depth: int
     product: int
-    alone: float
+    latency: float
 
     def __str__(self) -> str:
         return self.name
@@ -189,11 +189,12 @@ class Layout:
 
     @cached_property
     def _times(self) -> list[tuple[float, float]]:
+        """The times of each step."""
         return [self._time(step) for step in range(self.plan.steps + 1)]
 
     def _time(self, step: int) -> tuple[float, float]:
         """The estimated cycles of a step for a warp, and for all warps of a multiprocessor; the longer time counts."""
-        _, _, depth, product, alone = self.way
+        _, _, depth, product, latency = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):
@@ -209,7 +210,7 @@ class Layout:
                 copies = self.copies(total)
                 own = pairs // copies * self.rows // depth * (2 * FACTOR + (FACTOR + product) * tiles)
                 tasks.append((strips * groups * copies, own))
-        alone *= sum(-(-items // self.warps) * own for items, own in tasks)
+        alone = latency * sum(-(-items // self.warps) * own for items, own in tasks)
         return alone, self.resident * sum(items * own for items, own in tasks) * TOGETHER
 
 
