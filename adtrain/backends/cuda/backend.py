@@ -278,6 +278,7 @@ class CudaBackend:
         return f"NVRTC {compiler.version()} for sm_{self.device.architecture}, PyCUDA {pycuda.VERSION_TEXT}"
 
 
+@translated()
 def _describe(about: Any) -> dict[str, Any]:
     """One GPU; ``free_bytes`` is known only for the one in use."""
     major, minor = about.compute_capability()
