@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_the_schema_finds_what_pydantic_finds_where_several_values_are_wrong(
             if not (isinstance(inner[place_of_value], (dict, list)) and inner[place_of_value]):
                 break
             inner = inner[place_of_value]
-        inner[place_of_value] = value
+        inner[place_of_value] = deepcopy(value)
     root = numbered(document)
     by_schema, by_classes = mistakes.find(root), by_pydantic(root)
     assert by_schema == [problem for problem in by_classes if problem in by_schema]

@@ -254,9 +254,11 @@ class Device:
 
         Raises:
             AssertionError: it was loaded for arguments of other types.
+            DeviceError: it is not loaded, and this is not the main thread.
         """
         found = self.kernels.get((source, name))
         if found is None:
+            _check_thread()
             if source not in self.modules:
                 self.modules[source] = compiler.load_cubin(source, self.architecture, self._module)
             found = LoadedKernel(self.modules[source], name, format, size, self.multiprocessors, self.shared)
