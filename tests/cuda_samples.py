@@ -101,6 +101,11 @@ def projection(x: Value, w: Value, b: Value) -> Value:
     return ops.relu(ops.matmul(x, w, transpose_b=True) + b)
 
 
+def wide_and_narrow_products(x: Value, w: Value, v: Value) -> tuple[Value, Value]:
+    """In bfloat16 both read the same copy of x."""
+    return ops.matmul(x, w), ops.matmul(x, v)
+
+
 def attention_between_products(x: Value, w: Value, v: Value) -> Value:
     """In bfloat16 all of its arrays are stored as such."""
     y = ops.self_attention(ops.reshape(ops.matmul(x, w), (2, -1, w.shape[1])), w.shape[1] // 192)
@@ -163,6 +168,9 @@ MEDIUM: Mapping[str, Large] = {
     },
     "attention between products": Large(
         precise(attention_between_products, "bfloat16"), [Shaped(768, 512), Shaped(512, 1536), Shaped(512, 1024)]
+    ),
+    "wide and narrow products": Large(
+        precise(wide_and_narrow_products, "bfloat16"), [Shaped(2048, 512), Shaped(512, 512), Shaped(512, 8)]
     ),
     "scores of classes": Large(precise(scores_of_classes, "bfloat16"), [Shaped(768, 512), Shaped(512, 2048)], 0),
     "pools between convolutions": Large(
