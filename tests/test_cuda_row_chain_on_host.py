@@ -181,6 +181,11 @@ def layout_in(program: Program, count: int, target: Target = H200) -> Layout:
     return layout
 
 
+def shown(x: object) -> str:
+    """A parameter in the name of a test."""
+    return "terms" if x is TERMS else "floats" if x is FLOATS else str(x)
+
+
 @pytest.fixture
 def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains of few rows, which are emulated in a short time."""
@@ -196,7 +201,7 @@ def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         (FLOATS, "features"),
         *(pytest.param(FLOATS, name, marks=pytest.mark.exhaustive) for name in SAMPLES if name != "features"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_chains_match_numpy(way: Way, name: str, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether factors are stored as terms or as floats."""
@@ -217,7 +222,7 @@ def test_chains_match_numpy(way: Way, name: str, host: Host, monkeypatch: pytest
         pytest.param(FLOATS, 80, 4, marks=pytest.mark.exhaustive),
         pytest.param(FLOATS, 16, 8, marks=pytest.mark.exhaustive),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_any_division_of_the_work_matches_numpy(
     way: Way, rows: int, warps: int, host: Host, monkeypatch: pytest.MonkeyPatch
@@ -292,7 +297,7 @@ def test_a_physics_informed_network_is_one_chain(points: int, width: int, depth:
     assert [e.form for e in large] == [ROW_CHAIN]
 
 
-@pytest.mark.parametrize(("width", "way"), [(64, TERMS), (96, FLOATS)], ids=str)
+@pytest.mark.parametrize(("width", "way"), [(64, TERMS), (96, FLOATS)], ids=shown)
 def test_factors_are_terms_where_these_fit(width: int, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_chain, "LAUNCH_CYCLES", math.inf)
     shapes = ([(Shaped(*w), Shaped(*b)) for w, b in layers(2, *(width,) * 4, 1)], *(Shaped(65_536, 1),) * 2)

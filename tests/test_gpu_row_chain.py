@@ -38,7 +38,7 @@ def errors(found: list[np.ndarray], exact: list[np.ndarray]) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("way", row_chain_layout.WAYS, ids=str)
+@pytest.mark.parametrize("way", row_chain_layout.WAYS, ids=("floats", "terms"))
 def test_chains_are_as_exact_as_separate_kernels(
     gpu: Any, way: Way, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,8 +46,8 @@ def _piped() -> str:
     "prompts",
     metavar="TEXT",
     multiple=True,
-    help="The text to continue, by default that of standard input if it is no terminal; without a text a new line "
-    "begins. Several prompts are continued together.",
+    help="The text to continue. By default it is read from standard input, if that is no terminal. Without a text a "
+    "new line begins. Several prompts are continued together.",
 )
 @click.option("--seed", type=Whole(0, 2**64 - 1), default=0, help="Another seed writes another text.")
 @device_option

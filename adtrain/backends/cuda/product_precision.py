@@ -125,8 +125,11 @@ def _product(e: Equation, inputs: tuple[Variable, ...]) -> list[Equation]:
 
 
 def products_of_copies(program: Program, target: Target) -> dict[Equation, tuple[Shape, ...]]:
-    """The bfloat16 products that read copies, with the padded shapes of their operands: those of many FLOPs, narrow
-    ones that are bound by the reads of a large operand, and others that share a large operand with these."""
+    """The products whose operands are copied to bfloat16, with the padded shapes of these operands.
+
+    They have many FLOPs, or are narrow and bound by the reads of a large operand, or share a large operand with such
+    products.
+    """
     fitting = {e: shapes for e in program.equations if (shapes := _stored_shapes(e, target))}
     large = {e for e in fitting if e.cost.flops > MAX_FLOPS or _reads_much(e)}
     shared = {v for e in large for v in e.inputs if v.size >= MIN_SHARED}

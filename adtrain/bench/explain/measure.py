@@ -239,7 +239,7 @@ class Predictor:
     """Predicts the gain of other settings, as a factor of examples per second.
 
     For another batch size, or a fused step in place of an eager one, two steps on other numbers of examples are timed,
-    in turns with the present one. The time of the new step is that of a line through theirs.
+    in turns with the present one. The line through their times gives the time of the new step.
 
     For another precision, an operation keeps its share of the roofline, besides a fixed cost. An operation that only
     the changed step has reaches the mean share, or REACHABLE if that is less. The time of the host does not change. It
@@ -345,9 +345,10 @@ def _resized(experiment: Experiment, size: int) -> Experiment:
 
 
 def on_line(sizes: Sequence[int], ms: Sequence[float], size: int) -> float:
-    """The time in ms of a step on `size` examples, from those of two other sizes, the smaller one first.
+    """The time in ms of a step on `size` examples, by the line through the times of two other sizes.
 
-    It is a constant, for the work on the weights and for launches, and a time for each example. Neither is negative.
+    The smaller size comes first. The line has a constant, for the work on the weights and for launches, and a time for
+    each example. Neither is negative.
     """
     (few, many), (few_ms, many_ms) = sizes, ms
     each = min(max(0.0, many_ms - few_ms) / max(1, many - few), many_ms / many)

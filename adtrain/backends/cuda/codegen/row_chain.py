@@ -164,7 +164,7 @@ class _Writer:
         return lines
 
     def _sums(self, step: int) -> list[str]:
-        """Statements that add to sums what is ready in a step."""
+        """Statements that add to the sums the addends that a step has computed."""
         lines, thread = list[str](), 0
         for total in self.plan.sums:
             addends = [

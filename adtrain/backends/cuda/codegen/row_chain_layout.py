@@ -42,26 +42,21 @@ class Way(NamedTuple):
     """How factors of products are stored in shared memory and multiplied.
 
     Attributes:
-        name: in the names of tests.
         registers: of a thread for the accumulators of 16 x 8 elements of a result.
         depth: elements along K that an instruction of tensor cores multiplies.
         product: estimated instructions of a warp for a product of 16 x `depth` by `depth` x 8 elements.
         latency: estimated cycles of an instruction where a warp waits for its own results.
     """
 
-    name: str
     registers: int
     depth: int
     product: int
     latency: float
 
-    def __str__(self) -> str:
-        return self.name
 
-
-FLOATS = Way("floats", 4, 8, 7, 6.6)
+FLOATS = Way(4, 8, 7, 6.6)
 """As floats. Each warp splits what it reads into terms in tf32; see `kernels/cuda/gemm/row_chain.cuh`."""
-TERMS = Way("terms", 12, 16, 20, 3.0)
+TERMS = Way(12, 16, 20, 3.0)
 """As three terms in bfloat16, each number split once, in 6 bytes; see `kernels/cuda/gemm/row_chain_terms.cuh`."""
 WAYS = (FLOATS, TERMS)
 
@@ -194,7 +189,7 @@ class Layout:
 
     def _time(self, step: int) -> tuple[float, float]:
         """The estimated cycles of a step for a warp, and for all warps of a multiprocessor; the longer time counts."""
-        _, _, depth, product, latency = self.way
+        _, depth, product, latency = self.way
         tasks = list[tuple[int, int]]()  # tiles of warps, and the instructions of one
         targets = self.plan.targets[step] if step < self.plan.steps else {}
         for columns in dict.fromkeys(map(width, targets)):

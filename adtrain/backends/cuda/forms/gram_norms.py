@@ -135,7 +135,7 @@ def _part(arrays: Sequence[Variable], terms: Sequence[Sequence[int]], sums: Sequ
 
 
 def _threads(rows: int) -> int:
-    """Threads of a block: those that share all tiles, unless these are many."""
+    """Threads of a block: one for each element of the tiles, rounded up to warps, at most MAX_THREADS."""
     across = -(-rows // TILE)
     return min(MAX_THREADS, -(-across * (across + 1) // 2 * TILE * TILE // WARP) * WARP)
 

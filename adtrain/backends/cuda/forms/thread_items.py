@@ -42,7 +42,10 @@ as long with 4,096.
 RESIDENT = 3
 """Blocks for which a multiprocessor must have registers. So a thread has 168 registers."""
 MAX_NARROW = 8
-"""Maximum K, or columns, of a narrow product. Other kernels compute tiles, most of which would be empty."""
+"""Maximum of K or of the columns, whichever is smaller, in a product that threads compute for their items.
+
+Other kernels compute tiles, most of which would be empty.
+"""
 MAX_LIVE = 96
 """Maximum elements that a thread holds at once."""
 

@@ -225,7 +225,7 @@ def conv2d_weight_grad_by_image(target: Target, x: Any, g: Any, window: Any, **o
     runs = index.supported(target) and not target.by_member
     shifted = ShiftedWeightGrad(index, target, by_image=True).best() if runs else None
     made = [] if shifted is None else [replace(each, cycles=shifted.cycles) for each in shifted.kernels()]
-    return sorted([*found, *made], key=lambda kernel: kernel.cycles or 0)
+    return sorted([*found, *made], key=lambda kernel: kernel.cycles or math.inf)
 
 
 def image_norms(
